@@ -131,9 +131,7 @@ class BuildFolder(Protocol):
         """
         ...
 
-    async def run(
-        self, argv: Sequence[str], *, cwd: str, env: Mapping[str, str], timeout_s: float
-    ) -> str:
+    async def run(self, argv: Sequence[str], *, cwd: str, env: Mapping[str, str], timeout_s: float) -> str:
         """Run a build command on the host; its combined output (tail).
 
         The command sees only a minimal environment, `env`, and the proxy and certificate settings that

@@ -1,4 +1,4 @@
-"""What an agent reports of its run: records with a `kind`, and explicit gaps. Unknown values are None, never 0.
+"""What an agent reports of its run: records with a `kind`, and explicit gaps. Unknown is None, never 0.
 
 The shapes are those that a NeMo Gym reader accepts; it refuses unknown fields.
 """

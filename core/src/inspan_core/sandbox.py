@@ -151,7 +151,9 @@ class Sandbox(Protocol):
         """
         ...
 
-    async def upload_file(self, path: str, source: str, *, mode: int = 0o644, timeout_s: float = 600.0) -> None:
+    async def upload_file(
+        self, path: str, source: str, *, mode: int = 0o644, timeout_s: float = 600.0
+    ) -> None:
         """Like `upload`, from a file of the host, streamed: for files of hundreds of megabytes."""
         ...
 
