@@ -87,4 +87,8 @@ def inspan_sandbox_providers() -> Mapping[str, Callable[[Mapping[str, Any]], San
 
 @hookspec
 def inspan_observe(transition: Mapping[str, Any]) -> None:
-    """See every committed transition: ``{"session", "phase", "run", "event", "effects", "at"}``. Must not block."""
+    """See every committed transition; must not block.
+
+    Args:
+        transition: ``{"session", "phase", "run", "event", "effects", "at"}``, all JSON values.
+    """
