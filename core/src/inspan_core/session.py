@@ -8,7 +8,7 @@ from enum import Enum
 from attrs import frozen
 
 from inspan_core.effects import Body
-from inspan_core.events import CollectResult, Outcome
+from inspan_core.findings import CollectResult, Outcome
 
 
 class Phase(Enum):
