@@ -6,11 +6,11 @@ A plugin imports only `inspan_core`. `inspan_runtime` implements the Protocols b
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from enum import Enum
 from typing import Any, Literal, Protocol
 
 from attrs import field, frozen
 
+from inspan_core.findings import Outcome
 from inspan_core.observations import AgentObservationBundle
 from inspan_core.sandbox import Sandbox
 
@@ -313,25 +313,15 @@ class ParseInput:
     options: Mapping[str, Any] = field(factory=dict)
 
 
-class Outcome(Enum):
-    """How a run ended, apart from any reward."""
-
-    COMPLETED = "completed"
-    """The harness finished by itself: answered 200."""
-    INCOMPLETE = "incomplete"
-    """A model or configured limit: partial work is kept and may be graded; answered 200."""
-    FAILED = "failed"
-    """Provider, launch, harness or model failure that a retry may cure: answered 503."""
-    UNPROCESSABLE = "unprocessable"
-    """What a retry cannot fix (401, an overflow with nothing to grade): answered 422."""
-
-
 @frozen(kw_only=True)
 class ParsedActivation:
     """What a parser returns.
 
     Attributes:
-        outcome: How the run ended.
+        outcome: COMPLETED (the harness finished by itself) and INCOMPLETE (a model or configured limit; partial
+            work may be graded) are answered 200, FAILED (provider, launch, harness or model failure that a
+            retry may cure) 503, UNPROCESSABLE (what a retry cannot fix: 401, an overflow with nothing to
+            grade) 422.
         response: A Responses API object; None when there is none to answer with.
         observations: Records and gaps.
         detail: For FAILED and UNPROCESSABLE: the sentence or object for ``detail``.
