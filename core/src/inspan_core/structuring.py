@@ -36,9 +36,7 @@ def build_converter(checks: Mapping[type, Callable[[Any, Any], None]]) -> Conver
     converter.register_structure_hook_factory(_is_list, lambda kind: _list_hook(kind, converter))
     converter.register_structure_hook_factory(_is_mapping, lambda kind: _mapping_hook(kind, converter))
     converter.register_structure_hook_factory(_is_union, lambda kind: _union_hook(kind, converter))
-    converter.register_structure_hook_factory(
-        _is_constrained, lambda kind: _constrained_hook(kind, converter)
-    )
+    converter.register_structure_hook_factory(_is_constrained, lambda kind: _checked_hook(kind, converter))
     converter.register_structure_hook_factory(attrs.has, lambda kind: _class_hook(kind, converter, checks))
     converter.register_unstructure_hook_factory(
         lambda kind: _origin(kind) is tuple, lambda kind: _plain_list_hook(converter)
