@@ -1,0 +1,57 @@
+"""Serves an application on an own port of the loopback interface, for as long as a block of code runs."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+from hypercorn.asyncio import serve
+from hypercorn.config import Config
+
+LOOPBACK = "127.0.0.1"
+
+
+@asynccontextmanager
+async def served(app: Any, *, port: int = 0, graceful_timeout_s: float = 5.0) -> AsyncIterator[str]:
+    """Serve an ASGI application on loopback; open connections are given up after the block.
+
+    Args:
+        app: The application.
+        port: 0: any free port.
+        graceful_timeout_s: How long running requests may go on once the block has ended.
+
+    Yields:
+        The base URL, for example ``"http://127.0.0.1:40123"``; connections are accepted from then on.
+
+    Raises:
+        OSError: The port is taken.
+    """
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    with listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((LOOPBACK, port))
+        # Connections wait in the backlog from here on, so nobody has to poll for readiness.
+        listener.listen(512)
+        bound_port = listener.getsockname()[1]
+        stopping = anyio.Event()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_serve, app, listener, stopping, graceful_timeout_s)
+            try:
+                yield f"http://{LOOPBACK}:{bound_port}"
+            finally:
+                stopping.set()
+
+
+async def _serve(app: Any, listener: socket.socket, stopping: anyio.Event, graceful_timeout_s: float) -> None:
+    config = Config()
+    # Hypercorn closes the descriptor that it is given.
+    config.bind = [f"fd://{listener.detach()}"]
+    config.graceful_timeout = graceful_timeout_s
+    config.accesslog = None
+    config.errorlog = logging.getLogger("inspan.http")
+    with anyio.CancelScope(shield=True):
+        await serve(app, config, shutdown_trigger=stopping.wait)
