@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from attrs import define, field
+
 from inspan_core.errors import SandboxError, TooLarge, UnsafePath, UsageError
 from inspan_core.harness import ArtifactProblem, Artifacts, Installer
 from inspan_core.sandbox import Sandbox

@@ -8,10 +8,11 @@ coroutine, in a place that outlives the caller (`spawn`), and posts exactly one 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import anyio
+
 from inspan_core.answers import Answer, StepTimedOut
 from inspan_core.effects import (
     CancelPending,
@@ -33,9 +34,7 @@ from inspan_core.events import (
 )
 from inspan_core.machine import step
 from inspan_core.session import Session
-
-Spawn = Callable[[Callable[[], Awaitable[None]]], None]
-"""Starts a coroutine function in a task that outlives whoever asked."""
+from inspan_runtime.room import Spawn
 
 TIMER_EVENTS = {Timer.WINDOW: WindowEnded, Timer.RETRY: RetryDue, Timer.LEASE: ExpiryReached}
 
@@ -96,6 +95,7 @@ class SessionDriver:
         spawn: Starts a task that outlives the caller.
         journal: Where events are kept, or None.
         observers: Called with each committed transition.
+        timers: Whether timers run; without them the embedding program retries and forgets by itself.
     """
 
     __slots__ = (
@@ -108,6 +108,7 @@ class SessionDriver:
         "_spawn",
         "_stepping",
         "_timer",
+        "_timers",
         "_waiters",
         "session",
     )
@@ -120,12 +121,14 @@ class SessionDriver:
         spawn: Spawn,
         journal: Journal | None = None,
         observers: tuple[Observer, ...] = (),
+        timers: bool = True,
     ) -> None:
         self.session = session
         self._performs = performs
         self._spawn = spawn
         self._journal = journal
         self._observers = observers
+        self._timers = timers
         self._mailbox: deque[Event] = deque()
         self._stepping = False
         self._waiters: dict[int, _Waiter] = {}
@@ -194,7 +197,8 @@ class SessionDriver:
                 waiter.reply = effect
                 waiter.answered.set()
         elif isinstance(effect, StartTimer):
-            self._start_timer(effect)
+            if self._timers:
+                self._start_timer(effect)
         else:
             if isinstance(effect, StopHarness):
                 self._drop_flights()

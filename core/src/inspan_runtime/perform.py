@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import anyio
 import anyio.to_thread
 from attrs import frozen
+
 from inspan_core import answers
 from inspan_core.answers import Answer
 from inspan_core.effects import (
@@ -47,7 +48,6 @@ from inspan_core.errors import (
 from inspan_core.findings import CollectResult
 from inspan_core.receipts import CleanupReceipt
 from inspan_core.session import Session
-
 from inspan_runtime.room import ExecHandle, Room, Spawn, Work
 from inspan_runtime.supervisor_client import (
     NeverLaunched,
@@ -94,7 +94,7 @@ class Unlimited:
 
 @frozen(kw_only=True)
 class Supervision:
-    """How the supervisor is told to stop a harness: seconds of grace after SIGTERM and of clean-up after that."""
+    """How a harness is stopped: seconds of grace after SIGTERM, and of clean-up after that."""
 
     grace_s: float = 5.0
     cleanup_timeout_s: float = 15.0

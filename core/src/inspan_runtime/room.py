@@ -7,6 +7,7 @@ from typing import Protocol
 
 import anyio
 from attrs import define
+
 from inspan_core.errors import InspanError
 from inspan_core.findings import CollectResult, Outcome
 from inspan_core.harness import SandboxCommand
