@@ -1,0 +1,202 @@
+"""The host's cache of runtime archives: one build per key, across tasks and processes, verified at use.
+
+Layout below the cache's root (all private to the user)::
+
+    archives/KEY.json        {"archive": file name, "sha256", "size_bytes"}: written last, the commitment
+    archives/KEY-DIGEST.tar  uncompressed: a sandbox takes it faster than it could be unpacked
+    locks/KEY.lock           held (flock) by the process that builds; the kernel frees it on death
+    build/                   private folders of builds in flight
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tarfile
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import IO
+
+import anyio
+from anyio import to_thread
+
+from inspan_core.errors import InstallError
+from inspan_core.harness import BuildFolder, RuntimeArchive, RuntimeKey
+from inspan_runtime.install_build import HostBuildFolder
+
+LOCK_POLL_S = 0.1
+DEFAULT_LOCK_WAIT_S = 1800.0
+
+
+def default_cache_dir(environ: Mapping[str, str]) -> Path:
+    """``$XDG_CACHE_HOME/inspan``, or ``~/.cache/inspan``."""
+    base = environ.get("XDG_CACHE_HOME", "")
+    if base.startswith("/"):
+        return Path(base) / "inspan"
+    return Path(environ.get("HOME") or "~").expanduser() / ".cache" / "inspan"
+
+
+class RuntimeCache:
+    """Builds, keeps and verifies runtime archives on the host.
+
+    Args:
+        root: The cache folder; made when first needed.
+        client_env: What package clients may see: `install_build.package_client_env`.
+        lock_wait_s: How long to wait for another task or process that builds the same key.
+    """
+
+    def __init__(
+        self, root: Path, *, client_env: Mapping[str, str], lock_wait_s: float = DEFAULT_LOCK_WAIT_S
+    ) -> None:
+        self.root = root
+        self._client_env = dict(client_env)
+        self._lock_wait_s = lock_wait_s
+        self._digests: dict[tuple[str, int, int, int], str] = {}
+
+    async def archive(
+        self, key: RuntimeKey, build: Callable[[BuildFolder], Awaitable[None]]
+    ) -> RuntimeArchive:
+        """The archive of `key`: the kept one if its digest is right, else a new build.
+
+        Raises:
+            InstallError: The build failed, or even a new archive does not have its digest.
+        """
+        kept = await to_thread.run_sync(self._kept, key)
+        if kept is not None:
+            return kept
+        async with self._lock(key):
+            kept = await to_thread.run_sync(self._kept, key)
+            if kept is not None:
+                return kept
+            await to_thread.run_sync(self._discard, key)
+            await self._build(key, build)
+            kept = await to_thread.run_sync(self._kept, key)
+            if kept is None:
+                raise InstallError(
+                    f"the archive of {key} lost its digest while it was written to {self.root}"
+                )
+            return kept
+
+    def known(self) -> list[str]:
+        """Keys that have a committed archive, sorted."""
+        return sorted(path.stem for path in self._folder("archives").glob("*.json"))
+
+    async def _build(self, key: RuntimeKey, build: Callable[[BuildFolder], Awaitable[None]]) -> None:
+        private = Path(tempfile.mkdtemp(prefix=f"{key}-", dir=self._folder("build")))
+        try:
+            folder = HostBuildFolder(private, client_env=self._client_env)
+            await build(folder)
+            await to_thread.run_sync(self._commit, key, Path(folder.path), private)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await to_thread.run_sync(lambda: shutil.rmtree(private, ignore_errors=True))
+
+    def _commit(self, key: RuntimeKey, content: Path, private: Path) -> None:
+        draft = private / "archive.tar"
+        write_archive(content, draft)
+        digest = sha256_of(draft)
+        name = f"{key}-{digest[:16]}.tar"
+        archives = self._folder("archives")
+        size = draft.stat().st_size
+        draft.replace(archives / name)
+        record = archives / f".{key}.{digest[:16]}.json"
+        record.write_text(json.dumps({"archive": name, "sha256": digest, "size_bytes": size}))
+        record.replace(archives / f"{key}.json")
+
+    def _kept(self, key: RuntimeKey) -> RuntimeArchive | None:
+        archives = self._folder("archives")
+        try:
+            record = json.loads((archives / f"{key}.json").read_text())
+            name, digest = str(record["archive"]), str(record["sha256"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        path = archives / name
+        if path.parent != archives or not path.is_file() or self._digest(path) != digest:
+            return None
+        return RuntimeArchive(path=str(path), sha256=digest)
+
+    def _digest(self, path: Path) -> str:
+        status = path.stat()
+        known = (str(path), status.st_size, status.st_mtime_ns, status.st_ino)
+        if known not in self._digests:
+            self._digests[known] = sha256_of(path)
+        return self._digests[known]
+
+    def _discard(self, key: RuntimeKey) -> None:
+        archives = self._folder("archives")
+        (archives / f"{key}.json").unlink(missing_ok=True)
+        for path in archives.glob(f"{key}-*.tar"):
+            path.unlink(missing_ok=True)
+
+    def _folder(self, name: str) -> Path:
+        folder = self.root / name
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return folder
+
+    @asynccontextmanager
+    async def _lock(self, key: RuntimeKey) -> AsyncIterator[None]:
+        handle: IO[str] = (self._folder("locks") / f"{key}.lock").open("w")
+        try:
+            deadline = anyio.current_time() + self._lock_wait_s
+            while not _try_lock(handle.fileno()):
+                if anyio.current_time() >= deadline:
+                    raise InstallError(
+                        f"another task or process has been building {key} for more than "
+                        f"{self._lock_wait_s:.0f} s (lock {handle.name})"
+                    )
+                await anyio.sleep(LOCK_POLL_S)
+            yield
+        finally:
+            handle.close()
+
+
+def sha256_of(path: Path) -> str:
+    """The file's digest in hex."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def write_archive(content: Path, target: Path) -> None:
+    """Write `content`'s files as a tar that depends on names, bytes and modes only.
+
+    Raises:
+        InstallError: There is nothing to archive, or a link dangles or leads out of `content`.
+    """
+    entries = sorted(path for path in content.rglob("*"))
+    if not entries:
+        raise InstallError(f"the build left nothing in {content}")
+    inside = content.resolve()
+    with tarfile.open(target, "w", format=tarfile.GNU_FORMAT) as archive:
+        for path in entries:
+            if path.is_symlink():
+                leads_to = (path.parent / os.readlink(path)).resolve()
+                if (
+                    os.path.isabs(os.readlink(path))
+                    or inside not in leads_to.parents
+                    or not leads_to.exists()
+                ):
+                    raise InstallError(
+                        f"the build made a link that does not stay inside: {path} -> {leads_to}"
+                    )
+            archive.add(path, arcname=str(path.relative_to(content)), recursive=False, filter=_plain)
+
+
+def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    member.mtime = 0
+    member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+    return member
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
