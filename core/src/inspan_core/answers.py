@@ -1,8 +1,8 @@
 """What may become of an order: the answers, each a frozen value in the past tense.
 
-Each carries ``at`` (monotonic seconds) and ``order``, the number of the effect that it answers. An order gets
-exactly one answer, and `ANSWERS` in `inspan_core.tables` says which answers each order may get. An answer to a
-number that is not awaited any more is late, and is ignored.
+Each carries ``at`` (monotonic seconds) and ``order``, the number of the effect that it answers. An order
+gets exactly one answer, and `ANSWERS` in `inspan_core.tables` says which answers each order may get. An
+answer to a number that is not awaited any more is late, and is ignored.
 """
 
 from typing import TypeAlias

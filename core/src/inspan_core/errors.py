@@ -6,6 +6,7 @@
     |   +-- ConfigError             a configuration that does not fit
     |   +-- PluginError             a plugin that is broken, missing or claims a taken name
     |   +-- RequestRefused          a request that the harness or its configuration cannot serve (422)
+    +-- TableError                  a defect of the machine's own tables: a rule broke its own promise
     +-- WireError                   bytes or JSON that do not fit the contract; carries a path
     +-- HarnessError                the harness's fault
     |   +-- HarnessTerminationError a final negative receipt: the harness was not proven stopped
@@ -55,6 +56,10 @@ class NotAllowed(UsageError):
         self.phase = phase
         self.event = event
         self.reason = reason
+
+
+class TableError(InspanError):
+    """A defect of the machine's tables: a handler or ladder led where its row does not allow it to go."""
 
 
 class ConfigError(UsageError):

@@ -143,7 +143,7 @@ class Run:
         exec_held: The provider's exec is ours to release.
         exec_returned: The exec is known to be over, so its receipt must be there already.
         evidence: What is known of the harness's end.
-        refutation: The text of a negative receipt, or of missing evidence, or None.
+        evidence_detail: What a negative receipt says, or why there is none, or None.
         collect: How the one collection ended, or None.
         outcome: What the parser found, or None.
         execution_error: The first failure of the run itself, or None.
@@ -163,7 +163,7 @@ class Run:
     exec_held: bool = False
     exec_returned: bool = False
     evidence: Evidence = Evidence.NONE
-    refutation: str | None = None
+    evidence_detail: str | None = None
     collect: CollectResult | None = None
     outcome: Outcome | None = None
     execution_error: Failure | None = None
