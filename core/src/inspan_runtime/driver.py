@@ -171,6 +171,11 @@ class SessionDriver:
         finally:
             self._stepping = False
 
+    @property
+    def busy(self) -> bool:
+        """Whether an order is in flight."""
+        return bool(self._flights)
+
     def _handle(self, event: Event) -> None:
         before = self.session
         session, effects = step(before, event)

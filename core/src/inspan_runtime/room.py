@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
 
 import anyio
 from attrs import define
@@ -14,7 +14,7 @@ from inspan_core.harness import SandboxCommand
 from inspan_core.receipts import CleanupReceipt, ProcessesReport
 from inspan_core.sandbox import ExecResult, Sandbox
 
-Spawn = Callable[[Callable[[], Awaitable[None]]], None]
+Spawn = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
 """Starts a coroutine function in a task that outlives whoever asked."""
 
 LAUNCH_OUTPUT_LIMIT_BYTES = 16 * 1024

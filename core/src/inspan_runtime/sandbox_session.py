@@ -10,10 +10,10 @@ The same machine and driver as the Agent Server's, with the embedding's own stag
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Generic, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 import anyio
 import attrs
@@ -205,7 +205,7 @@ class SandboxSession(Generic[T]):
             finally:
                 self._groups.remove(group)
 
-    def _spawn(self, task: Callable[[], Awaitable[None]]) -> None:
+    def _spawn(self, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
         async def shielded() -> None:
             # Orders end by their own budgets; the caller's cancellation must not cut a release short.
             with anyio.CancelScope(shield=True):

@@ -1,0 +1,187 @@
+"""The steps of an Agent Server's session: the plugin's hooks, and sandboxes from configured providers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from attrs import define, field, frozen
+
+from inspan_core.errors import InspanError, RequestRefused, SandboxGone
+from inspan_core.findings import CollectResult, Outcome
+from inspan_core.harness import Artifacts, ParsedActivation, ParseInput, SandboxCommand
+from inspan_core.observations import ObservationGap
+from inspan_core.relay import Harness
+from inspan_core.sandbox import Sandbox, SandboxProvider, SandboxSpec
+from inspan_core.wire import SeedRequest
+from inspan_runtime.contexts import ArtifactContext, RunContext, SessionContext, is_transport_error
+from inspan_runtime.install import SandboxInstaller
+from inspan_runtime.install_cache import RuntimeCache
+from inspan_runtime.room import Room
+
+ProviderFactory = Callable[[], SandboxProvider]
+
+
+@frozen(kw_only=True)
+class OwnedSandbox:
+    """What a session without a supplied sandbox gets.
+
+    Attributes:
+        provider: A name among the configured provider blocks.
+        spec: What to create.
+    """
+
+    provider: str
+    spec: SandboxSpec
+
+
+@frozen(kw_only=True)
+class Activation:
+    """The bound activation's contents; its text shows neither prompt nor key."""
+
+    request: Mapping[str, Any] = field(repr=False)
+    model_base_url: str
+    model_name: str
+    model_key: str = field(repr=False)
+
+
+@define(kw_only=True)
+class HarnessWork:
+    """Implements `inspan_runtime.room.Work` with one harness plugin.
+
+    Attributes:
+        activation: The bound activation, or None.
+        runtime: What the plugin's install returned.
+        artifacts: What was collected, also partly.
+        parsed: What the plugin's parser returned, or None.
+        gaps: What the runtime itself could not do, for the observations.
+    """
+
+    harness: Harness
+    seed: SeedRequest
+    providers: Mapping[str, ProviderFactory]
+    owned: OwnedSandbox | None
+    options: Mapping[str, Any]
+    cache: RuntimeCache
+    activation: Activation | None = None
+    runtime: Mapping[str, Any] = field(factory=dict)
+    artifacts: Artifacts = field(factory=Artifacts)
+    parsed: ParsedActivation | None = None
+    interrupted: bool = False
+    sandbox_id: str | None = None
+    gaps: list[ObservationGap] = field(factory=list)
+    _provider: SandboxProvider | None = None
+    _installer: SandboxInstaller | None = None
+
+    async def create(self, room: Room, key: str, *, timeout_s: float) -> Sandbox:
+        """Create our own sandbox under `key`."""
+        if self.owned is None:
+            raise RequestRefused("there is neither sandbox_access nor a configured sandbox_provider")
+        provider = self._provider = self.providers[self.owned.provider]()
+        sandbox = await provider.create(self.owned.spec, key=key, timeout_s=timeout_s)
+        self.sandbox_id = sandbox.sandbox_id
+        return sandbox
+
+    async def connect(self, room: Room, *, timeout_s: float) -> Sandbox:
+        """Connect to the supplied sandbox; a failed connect closes the provider's client."""
+        access = self.seed.sandbox_access
+        if access is None:
+            raise InspanError("a connect was ordered for a session without sandbox_access")
+        connection = access.connection
+        provider = self._provider = self.providers[connection.provider_config_ref]()
+        try:
+            sandbox = await provider.connect(connection.descriptor, timeout_s=timeout_s)
+        except BaseException:
+            await self._drop_provider()
+            raise
+        self.sandbox_id = sandbox.sandbox_id
+        return sandbox
+
+    async def stop_sandbox(self, room: Room, key: str, *, timeout_s: float) -> None:
+        """Have our own sandbox stopped, by its handle where there is one."""
+        if self._provider is None:
+            if self.owned is None:
+                return
+            self._provider = self.providers[self.owned.provider]()
+        if room.sandbox is not None:
+            await room.sandbox.stop()
+        else:
+            await self._provider.stop(key, timeout_s=timeout_s)
+        await self._drop_provider()
+
+    async def disconnect(self, room: Room) -> None:
+        """Drop the connection and the provider's client."""
+        if room.sandbox is not None:
+            await room.sandbox.disconnect()
+        await self._drop_provider()
+
+    async def _drop_provider(self) -> None:
+        provider, self._provider = self._provider, None
+        if provider is not None:
+            await provider.aclose()
+
+    async def install(self, room: Room) -> None:
+        """Let the plugin make its runtime ready."""
+        self.runtime = dict(await self.harness.install(SessionContext(**self._context(room))))
+
+    async def stage(self, room: Room, *, run_timeout_s: float) -> SandboxCommand:
+        """Let the plugin stage the activation."""
+        activation = self.activation
+        if activation is None:
+            raise InspanError("staging was ordered before an activation was bound")
+        context = RunContext(
+            **self._context(room),
+            request=activation.request,
+            runtime=self.runtime,
+            model_base_url=activation.model_base_url,
+            model_name=activation.model_name,
+            model_key=activation.model_key,
+            run_timeout_s=run_timeout_s,
+        )
+        return await self.harness.stage(context)
+
+    def _context(self, room: Room) -> dict[str, Any]:
+        if self._installer is None:
+            self._installer = SandboxInstaller(room.connected, self.cache, workdir=room.workdir)
+        return {
+            "sandbox": room.connected,
+            "session_dir": room.session_dir,
+            "workdir": room.workdir,
+            "installer": self._installer,
+            "options": self.options,
+        }
+
+    async def collect(self, room: Room) -> tuple[CollectResult, str | None]:
+        """Let the plugin copy its artifacts; what was copied before it failed is kept."""
+        context = ArtifactContext(**self._context(room))
+        try:
+            await self.harness.collect(context)
+        except SandboxGone:
+            raise
+        except Exception as error:  # a plugin's hook: its failure is data
+            result = CollectResult.FAILED if is_transport_error(error) else CollectResult.ERROR
+            return result, f"{type(error).__name__}: {error}"
+        finally:
+            self.artifacts = context.artifacts
+        cut = [p.detail for p in context.problems if p.code == "artifact_truncated"]
+        return (CollectResult.LIMIT if cut else CollectResult.OK), "; ".join(cut) or None
+
+    def parse(self, room: Room) -> tuple[Outcome, str | None]:
+        """Let the plugin parse; runs in a worker thread."""
+        receipt, activation = room.receipt, self.activation
+        if activation is None:
+            raise InspanError("parsing was ordered before an activation was bound")
+        self.parsed = self.harness.parse(
+            ParseInput(
+                artifacts=self.artifacts,
+                request=activation.request,
+                return_code=None if receipt is None else receipt.return_code,
+                timed_out=receipt is not None and receipt.timed_out,
+                interrupted=self.interrupted,
+                model_name=activation.model_name,
+                sandbox_id=self.sandbox_id,
+                options=self.options,
+            )
+        )
+        detail = self.parsed.detail
+        return self.parsed.outcome, None if detail is None else str(detail)

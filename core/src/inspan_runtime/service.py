@@ -1,0 +1,456 @@
+"""The Agent Server without HTTP: sessions by id, requests in, status and body out.
+
+All rules of the session API are the machine's; this file finds the session that a request is about, keeps
+contents that the machine never sees (responses, observations), and forgets what is over.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Mapping
+from types import TracebackType
+from typing import Any
+
+import anyio
+import anyio.abc
+from attrs import define, evolve, field, frozen
+
+from inspan_core.codec import encode
+from inspan_core.effects import ActivationBody, CloseBody, ErrorBody, Reply, SeedBody
+from inspan_core.errors import InspanError, RequestRefused
+from inspan_core.events import ActivateRequested, CloseRequested, SeedRequested
+from inspan_core.findings import Cookie, Path
+from inspan_core.harness import Artifacts
+from inspan_core.observations import AgentObservationBundle, ObservationGap
+from inspan_core.plugins import Plugins
+from inspan_core.receipts import CleanupReceipt, ProcessesReport
+from inspan_core.relay import Harness
+from inspan_core.session import Phase, Session, Settings
+from inspan_core.wire import CloseRequest, CloseResponse, SeedRequest, ToolAccess
+from inspan_runtime.budgets import resolve_agent_timeout
+from inspan_runtime.driver import SessionDriver
+from inspan_runtime.grants import check_grants, effective_tool_accesses
+from inspan_runtime.harness_work import Activation, HarnessWork, OwnedSandbox, ProviderFactory
+from inspan_runtime.install_cache import RuntimeCache
+from inspan_runtime.perform import Performer, Supervision
+from inspan_runtime.requests import check_request
+from inspan_runtime.room import Room
+from inspan_runtime.slots import SlotPool
+
+CLOSED_WORKDIR = "/"
+OVER = frozenset({Phase.NEW, Phase.CLOSED, Phase.FENCED})
+SHUTDOWN_STEPS = 5
+"""A close has at most so many steps, each with its own budget."""
+
+log = logging.getLogger(__name__)
+
+
+@frozen(kw_only=True)
+class ServiceSettings:
+    """What the service needs to know of its configuration.
+
+    Attributes:
+        model_base_url: The Model Server's URL without rollout prefix and ``/v1``, reachable from sandboxes.
+        model_name: The model that harnesses ask for.
+        model_key: Gives the episode's own key for the Model Server from its capture key.
+        run_timeout_s: Most seconds that a run may take.
+        concurrency: How many runs may be under way at once.
+        session: The machine's budgets.
+        supervision: The supervisor's budgets.
+        session_dir_root: Absolute folder inside sandboxes for session folders. Its name shows in command
+            lines inside, so it names neither the harness nor an interpreter.
+        owned: The sandbox of sessions that bring none, or None: such seeds are refused.
+        options: The harness's options.
+        tool_accesses: The configuration's tool grants.
+        fence_limit: How many fences of ids never seeded are kept.
+    """
+
+    model_base_url: str
+    model_name: str
+    model_key: Callable[[str], str] = field(default=lambda _capture_key: "inspan", repr=False)
+    run_timeout_s: float = 21600.0
+    concurrency: int = 64
+    session: Settings = field(factory=Settings)
+    supervision: Supervision = field(factory=Supervision)
+    session_dir_root: str = "/tmp/inspan"
+    owned: OwnedSandbox | None = None
+    options: Mapping[str, Any] = field(factory=dict)
+    tool_accesses: tuple[ToolAccess, ...] = ()
+    fence_limit: int = 10_000
+
+
+@frozen(kw_only=True)
+class Answer:
+    """An HTTP status and its JSON body."""
+
+    status: int
+    body: Mapping[str, Any]
+
+
+@frozen(kw_only=True)
+class SessionEvidence:
+    """What is kept of a session's run, for operators and demonstrations.
+
+    Attributes:
+        receipt: The termination receipt, or None.
+        processes: What the supervisor reported of processes, or None.
+        artifacts: What was collected.
+        gradable: Whether activation was answered 200 and the close succeeded.
+    """
+
+    receipt: CleanupReceipt | None
+    processes: ProcessesReport | None
+    artifacts: Artifacts
+    gradable: bool
+
+
+@define(eq=False)
+class _Record:
+    seed: SeedRequest | None
+    driver: SessionDriver
+    work: HarnessWork | None
+    room: Room
+    closed_body: Mapping[str, Any] | None = None
+
+
+class AgentService:
+    """Serves the sessions of one harness. An async context manager: its tasks live in it.
+
+    Args:
+        harness: The loaded harness.
+        providers: Makes a provider client for each configured block, by name.
+        settings: See there.
+        cache: The host's runtime archives.
+        plugins: Observers are called with each transition; None for none.
+    """
+
+    def __init__(
+        self,
+        harness: Harness,
+        providers: Mapping[str, ProviderFactory],
+        settings: ServiceSettings,
+        *,
+        cache: RuntimeCache,
+        plugins: Plugins | None = None,
+    ) -> None:
+        self.harness = harness
+        self.settings = settings
+        self._providers = providers
+        self._observers = () if plugins is None else (plugins.observe,)
+        self._records: dict[str, _Record] = {}
+        self._by_capture_key: dict[str, str] = {}
+        self._fences: OrderedDict[str, None] = OrderedDict()
+        self._cache = cache
+        self._slots = SlotPool(settings.concurrency)
+        self._group: anyio.abc.TaskGroup | None = None
+        self._settled = anyio.Event()
+
+    async def __aenter__(self) -> AgentService:
+        self._group = await anyio.create_task_group().__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        group = self._group
+        if group is None:
+            return
+        with anyio.CancelScope(shield=True):
+            await self.close_all(timeout_s=SHUTDOWN_STEPS * self.settings.session.close_step_timeout_s)
+        self._group = None
+        group.cancel_scope.cancel()
+        await group.__aexit__(kind, error, trace)
+
+    async def close_all(self, *, timeout_s: float) -> list[str]:
+        """Close every open session and wait for it.
+
+        Args:
+            timeout_s: Seconds for all of them together.
+
+        Returns:
+            The ids of the sessions that could not be closed.
+        """
+        for record in list(self._records.values()):
+            if record.driver.session.phase not in OVER:
+                record.driver.deliver(
+                    CloseRequested(
+                        at=anyio.current_time(), waiter=None, cookie=Cookie.SAME, same_episode=True
+                    )
+                )
+        with anyio.move_on_after(timeout_s):
+            while any(record.driver.busy for record in self._records.values()):
+                await self._settled.wait()
+        return [name for name, phase in self.phases.items() if phase not in {p.name for p in OVER}]
+
+    async def seed(self, body: SeedRequest, digest: str, cookie: Cookie) -> Answer:
+        """Open a session, join its opening, or repeat the answer.
+
+        Args:
+            body: The decoded request.
+            digest: Of the normalised body.
+            cookie: What the cookie says, compared with the body's session id.
+        """
+        session_id = body.agent_session_id
+        record = self._records.get(session_id)
+        if record is None:
+            try:
+                record = self._seeded_record(body)
+            except RequestRefused as refusal:
+                return _error(422, str(refusal))
+        reply = await record.driver.ask(
+            lambda waiter, at: SeedRequested(
+                at=at,
+                waiter=waiter,
+                body_digest=digest,
+                owned=body.sandbox_access is None,
+                cookie=cookie,
+            )
+        )
+        return self._answer(session_id, record, reply)
+
+    async def activate(
+        self,
+        capture_key: str | None,
+        token_capture: bool,
+        body: Mapping[str, Any],
+        digest: str,
+        session_id: str | None,
+        cookie: Cookie,
+    ) -> Answer:
+        """Run the session's one activation, join it, or repeat its answer.
+
+        Args:
+            capture_key: From the path, or None for an unprefixed path.
+            token_capture: Whether the path had the token capture segment.
+            body: The Responses request.
+            digest: Of the normalised body.
+            session_id: From the cookie, or None.
+            cookie: ABSENT, SAME or MALFORMED.
+        """
+        if cookie is Cookie.MALFORMED:
+            return _error(409, "the session cookie is malformed: this is never a call without a session")
+        if session_id is None:
+            return self._without_session(capture_key)
+        record = self._records.get(session_id)
+        seed = None if record is None else record.seed
+        if record is None or seed is None:
+            return _error(409, f"agent session {session_id!r} is not open here")
+        try:
+            check_request(self.harness.spec, body)
+            run_timeout_s = resolve_agent_timeout(body.get("metadata"), self.settings.run_timeout_s)
+        except RequestRefused as refusal:
+            return _error(422, str(refusal))
+        if record.work is not None and record.driver.session.phase is Phase.READY:
+            record.work.activation = self._activation(seed, token_capture, body)
+        reply = await record.driver.ask(
+            lambda waiter, at: ActivateRequested(
+                at=at,
+                waiter=waiter,
+                body_digest=f"{digest}:{int(token_capture)}",
+                cookie=cookie,
+                path=_path_finding(capture_key, seed),
+                run_timeout_s=run_timeout_s,
+            )
+        )
+        return self._answer(session_id, record, reply)
+
+    async def close(self, body: CloseRequest, cookie: Cookie) -> Answer:
+        """Close a session, join its closing, or repeat the answer; also for an id never seeded."""
+        session_id = body.agent_session_id
+        record = self._records.get(session_id)
+        if record is None:
+            record = self._add(session_id, None, None)
+        same = record.seed is None or record.seed.episode_id == body.episode_id
+        if record.work is not None and record.driver.session.phase is Phase.ACTIVE:
+            record.work.interrupted = True
+        reply = await record.driver.ask(
+            lambda waiter, at: CloseRequested(at=at, waiter=waiter, cookie=cookie, same_episode=same)
+        )
+        return self._answer(session_id, record, reply)
+
+    def evidence(self, session_id: str) -> SessionEvidence | None:
+        """What is kept of a session, while its record is retained; None for an id that is not known."""
+        record = self._records.get(session_id)
+        if record is None:
+            return None
+        return SessionEvidence(
+            receipt=record.room.receipt,
+            processes=record.room.processes,
+            artifacts=Artifacts() if record.work is None else record.work.artifacts,
+            gradable=record.driver.session.gradable,
+        )
+
+    @property
+    def phases(self) -> Mapping[str, str]:
+        """The phase of each session, by id."""
+        return {name: record.driver.session.phase.name for name, record in self._records.items()}
+
+    # --- records ---------------------------------------------------------------------------------
+
+    def _seeded_record(self, body: SeedRequest) -> _Record:
+        grants = effective_tool_accesses(body, self.settings.tool_accesses)
+        skipped = check_grants(self.harness.spec, grants)
+        self._check_sandbox(body)
+        work = HarnessWork(
+            harness=self.harness,
+            seed=body,
+            providers=self._providers,
+            owned=self.settings.owned,
+            options=self.settings.options,
+            cache=self._cache,
+            gaps=list(skipped),
+        )
+        return self._add(body.agent_session_id, body, work)
+
+    def _check_sandbox(self, body: SeedRequest) -> None:
+        access = body.sandbox_access
+        if access is None:
+            if self.settings.owned is None:
+                raise RequestRefused(
+                    "the seed has no sandbox_access and this server has no sandbox_provider: "
+                    "there is nowhere to run",
+                    field="sandbox_access",
+                )
+            return
+        reference = access.connection.provider_config_ref
+        if reference not in self._providers:
+            known = ", ".join(sorted(self._providers)) or "none"
+            raise RequestRefused(
+                f"sandbox_access.connection.provider_config_ref {reference!r} names no provider block; "
+                f"known: {known}",
+                field="sandbox_access.connection.provider_config_ref",
+            )
+
+    def _add(self, session_id: str, seed: SeedRequest | None, work: HarnessWork | None) -> _Record:
+        workdir = CLOSED_WORKDIR
+        if seed is not None and seed.sandbox_access is not None:
+            workdir = seed.sandbox_access.workdir
+        elif self.settings.owned is not None:
+            workdir = self.settings.owned.spec.workdir
+        room = Room(session_dir=f"{self.settings.session_dir_root}/{uuid.uuid4().hex}", workdir=workdir)
+        driver = SessionDriver(
+            Session(name=session_id, settings=self.settings.session),
+            Performer(
+                work if work is not None else _NoWork(),
+                room,
+                spawn=self._spawn,
+                slots=self._slots,
+                supervision=self.settings.supervision,
+            ),
+            spawn=self._spawn,
+            observers=(self._forget, *self._observers),
+        )
+        record = _Record(seed=seed, driver=driver, work=work, room=room)
+        self._records[session_id] = record
+        if seed is not None:
+            self._by_capture_key[seed.episode_id.capture_key] = session_id
+        return record
+
+    def _forget(self, transition: Mapping[str, Any]) -> None:
+        """Drop the record of a session that is back at NEW, and the oldest fences beyond the limit."""
+        self._settled.set()
+        self._settled = anyio.Event()
+        session_id, phase = transition["session"], transition["phase"]
+        if phase == Phase.FENCED.name and session_id not in self._fences:
+            self._fences[session_id] = None
+            if len(self._fences) > self.settings.fence_limit:
+                self._drop(self._fences.popitem(last=False)[0])
+        elif phase == Phase.NEW.name:
+            self._fences.pop(session_id, None)
+            self._drop(session_id)
+
+    def _drop(self, session_id: str) -> None:
+        record = self._records.pop(session_id, None)
+        if record is None:
+            return
+        record.driver.stop_timer()
+        if record.seed is not None:
+            key = record.seed.episode_id.capture_key
+            if self._by_capture_key.get(key) == session_id:
+                del self._by_capture_key[key]
+
+    def _spawn(self, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        if self._group is None:
+            raise InspanError("the service is not running: use it as an async context manager")
+
+        async def fenced() -> None:
+            try:
+                await task()
+            except Exception:  # the fence between sessions: one that breaks must not end the others
+                log.exception("a session's task failed")
+
+        self._group.start_soon(fenced)
+
+    # --- contents --------------------------------------------------------------------------------
+
+    def _activation(self, seed: SeedRequest, token_capture: bool, body: Mapping[str, Any]) -> Activation:
+        key = seed.episode_id.capture_key
+        segment = "/training-token-capture" if token_capture else ""
+        return Activation(
+            request=body,
+            model_base_url=f"{self.settings.model_base_url.rstrip('/')}/ng-rollout/{key}{segment}/v1",
+            model_name=self.settings.model_name,
+            model_key=self.settings.model_key(key),
+        )
+
+    def _without_session(self, capture_key: str | None) -> Answer:
+        if capture_key is not None and capture_key in self._by_capture_key:
+            return _error(
+                409, f"rollout {capture_key!r} belongs to an agent session: its session cookie is missing"
+            )
+        return _error(422, "this server does not run activations without an agent session")
+
+    def _answer(self, session_id: str, record: _Record, reply: Reply) -> Answer:
+        match reply.body:
+            case SeedBody():
+                return Answer(status=reply.status, body={"agent_session_id": session_id})
+            case ActivationBody():
+                parsed = None if record.work is None else record.work.parsed
+                if parsed is None or parsed.response is None:
+                    return _error(503, "the harness's parser returned no response")
+                return Answer(status=reply.status, body=parsed.response)
+            case CloseBody():
+                if record.closed_body is None:
+                    record.closed_body = self._closed_body(session_id, record, reply.body)
+                return Answer(status=reply.status, body=record.closed_body)
+            case ErrorBody(detail=detail):
+                return _error(reply.status, self._detail(record, detail))
+
+    def _detail(self, record: _Record, detail: str) -> Any:
+        parsed = None if record.work is None else record.work.parsed
+        if parsed is not None and parsed.detail is not None and detail == str(parsed.detail):
+            return parsed.detail
+        return detail
+
+    def _closed_body(self, session_id: str, record: _Record, body: CloseBody) -> Mapping[str, Any]:
+        bundle: AgentObservationBundle | None = None
+        work = record.work
+        if body.seeded and work is not None:
+            if work.parsed is not None:
+                bundle = work.parsed.observations
+            else:
+                bundle = AgentObservationBundle(source=self.harness.spec.name)
+            gaps = [ObservationGap(code=gap.code.value, detail=gap.detail) for gap in body.gaps]
+            bundle = evolve(bundle, gaps=(*bundle.gaps, *work.gaps, *gaps))
+        response = CloseResponse(agent_session_id=session_id, agent_observations=bundle)
+        encoded: Mapping[str, Any] = encode(response)
+        return encoded
+
+
+class _NoWork:
+    """Stands in for the work of an id that was never seeded: the machine orders nothing there."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise InspanError(f"{name} was ordered for a session that was never seeded")
+
+
+def _path_finding(capture_key: str | None, seed: SeedRequest) -> Path:
+    if capture_key is None:
+        return Path.UNPREFIXED
+    return Path.MATCHES if capture_key == seed.episode_id.capture_key else Path.OTHER_KEY
+
+
+def _error(status: int, detail: Any) -> Answer:
+    return Answer(status=status, body={"detail": detail})
