@@ -2,51 +2,57 @@
 
 Run as ``python3 -I -S process_supervisor.py SESSION_DIR``. Everything goes through files in SESSION_DIR:
 
-    command.json    in   what to run; read, checked, deleted. Keys: `COMMAND_KEYS` below
+    command.json    in   what to run (see `check_command`); read, then deleted
     stop.request    in   anything by this name: stop now; before a launch: never launch
     launch.claim    out  made exclusively by the one launch that takes effect
     supervisor.pid  out  the pid of this process
-    output.log      out  stdout and stderr of the harness, bounded to its tail
+    output.log      out  stdout and stderr of the harness; only the tail of a long one
     processes.json  out  what was killed, preserved and left unfinished
     cleanup.json    out  the receipt, last and once: cleanup_confirmed, return_code, error, timed_out
 
 The story: hide, check the command, claim, launch, watch, and then one of two endings.
 - The harness ended by itself: kill its process group; what detached itself is left alone.
-- Deadline or stop request: record the children that were adopted before the first signal (services), then
-  SIGTERM, grace, SIGKILL to the group, and kill every other child, as they come, until none is left.
-With ``"drain": "all"`` nothing is preserved in either ending.
+- Deadline or stop request: record the children adopted before the first signal (services), then SIGTERM,
+  grace and SIGKILL to the group, and kill every other child, as they come, until none is left.
+With ``"drain": "all"`` nothing outside the group is spared in either ending.
 
-Three kernel facts carry the proof. A subreaper's descendants never leave its subtree. A pid is not given
-away again before its parent has waited for it, and only this process waits for its children. A dead child
-becomes waitable in the same instant in which its own children are adopted, so a look at the process table
-during which no child became waitable has missed no child. Whatever cannot be read is never taken as proof.
+Three kernel facts carry the proof. Descendants never leave the subtree of a subreaper. A pid is not given
+away before its parent has waited for it, and only we wait for our children. A dead child becomes waitable
+in the same instant in which we adopt its children: a look at the process table during which no child became
+waitable has missed nobody. What cannot be read is never taken as proof.
 
-Standard library, Python 3.8, Linux. The private `_signal` and `_json` keep it under 10 MiB: their public
-wrappers load enum and re.
+Standard library of CPython 3.8 or later, Linux. `_signal`, `_json` and `_ctypes` instead of their public
+wrappers, which would take a seventh of the memory for what is not used here.
 """
 
 from __future__ import annotations
 
+import _ctypes
 import _signal as signal  # type: ignore[import-not-found]
-import ctypes
-import errno
 import fcntl
 import os
-import select
 import sys
 import time
+from _json import encode_basestring_ascii, make_scanner
+
+TYPE_CHECKING = False  # Importing typing would cost more memory than all the rest.
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
 
 NAME = b"~~"  # No letter or digit: no word that a task's pkill or killall looks for is in it.
-COMMAND_KEYS = {"argv": True, "env": True, "timeout_s": True, "cleanup_timeout_s": True,  # True: required
-                "grace_s": False, "drain": False, "cwd": False}  # fmt: skip
 COMMAND_LIMIT_BYTES = 4 * 1024 * 1024
 OUTPUT_LIMIT_BYTES = 64 * 1024 * 1024
 OUTPUT_TAIL_BYTES = 256 * 1024
 REPORT_LIMIT = 256
+RECEIPT_BYTES = 4096  # Reserved on disk before the launch, so that a full disk does not cost the receipt.
 DEFAULT_GRACE_S = 2.0
-TICK_S = 1.0  # Housekeeping; nothing that is urgent waits for it.
-BLIND_TICK_S = 0.02  # How stop.request is noticed where directory notification is missing.
+TICK_S = 1.0  # Housekeeping; nothing urgent waits for it.
+BLIND_TICK_S = 0.02  # How stop.request is noticed where the kernel does not tell.
+PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.02  # Between two looks while something dies that is not our child.
 REFUSED = 125  # Our own failures, as env, timeout and docker have it; 126 and 127: argv could not be run.
+GONE = (ProcessLookupError, PermissionError)  # Not signalled: the next look tells whether it lives.
+WAKING = (signal.SIGCHLD, signal.SIGIO)  # A child changed; a file appeared in the directory.
 PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 15, 36
 
 
@@ -58,150 +64,108 @@ class Unreadable(Exception):
     """The process table, or a part of it, cannot be read."""
 
 
-# --- Hiding --------------------------------------------------------------------------------------------
+def attempt(tolerated: Any, function: Any, *arguments: Any) -> Any:
+    """The function's result, or None where it failed in a way that may be passed over."""
+    try:
+        return function(*arguments)
+    except tolerated:
+        return None
 
 
-def prctl(option: int, value: object) -> bool:
-    unused = ctypes.c_ulong(0)
-    return ctypes.CDLL(None).prctl(option, value, unused, unused, unused) == 0  # type: ignore[no-any-return]
+def fails(kind: Any, function: Any, *arguments: Any) -> bool:
+    try:
+        function(*arguments)
+    except kind:
+        return True
+    return False
+
+
+# --- Hiding and shielding ------------------------------------------------------------------------------
+
+
+def call_libc(function: str, *arguments: object) -> int:
+    """
+    Raises:
+        OSError: The C library has no such function.
+    """
+    address = _ctypes.dlsym(_ctypes.dlopen(None, 0), function)  # type: ignore[arg-type]
+    return _ctypes.call_function(address, arguments)  # type: ignore[no-any-return]
 
 
 def hide() -> None:
     """Take the neutral name, and put it over the command line and the environment that /proc shows."""
-    prctl(PR_SET_NAME, ctypes.c_char_p(NAME))
-    try:
-        with open("/proc/self/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        start, end = int(fields[45]), int(fields[48])  # arg_start and env_end: one piece on the stack
+    call_libc("prctl", PR_SET_NAME, NAME, 0, 0, 0)
+    with open("/proc/self/stat", "rb") as stat, open("/proc/self/mem", "r+b", buffering=0) as memory:
+        fields = stat.read().rpartition(b")")[2].split()
+        start, end = int(fields[45]), int(fields[48])  # arg_start, env_end: one piece of the stack
         if 0 < end - start < 8 * 1024 * 1024:
-            with open("/proc/self/mem", "r+b", buffering=0) as memory:
-                memory.seek(start)
-                memory.write(NAME.ljust(end - start, b"\0"))
-    except (OSError, IndexError, ValueError):
-        pass  # Only the disguise is lost: no proof rests on it.
+            memory.seek(start)
+            memory.write(NAME.ljust(end - start, b"\0"))
 
 
-def shield(handled: tuple[int, ...]) -> None:
-    """Ignore every signal that can be ignored, except those that only wake us."""
-    for number in range(1, signal.NSIG):
-        try:
-            signal.signal(number, wake if number in handled else signal.SIG_IGN)
-        except (OSError, ValueError):
-            pass  # SIGKILL, SIGSTOP and the two that libc keeps.
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+def set_signals(action: object, blocked: tuple[int, ...]) -> None:
+    """One action for every signal that can have one; the blocked ones wait until they are asked for."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    for number in set(range(1, signal.NSIG)) - set(blocked):
+        attempt((OSError, ValueError), signal.signal, number, action)  # Not SIGKILL, SIGSTOP, libc's own.
 
 
-def wake(number: int, frame: object) -> None:
-    """Python writes the wake-up byte only for a signal that has a handler."""
+def sleep(seconds: float) -> None:
+    """Until a signal wakes us (also one that came before), at most `seconds`."""
+    signal.sigtimedwait(WAKING, max(0.0, seconds))
 
 
-def set_oom_score(value: int) -> None:
-    try:
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write(str(value))
-    except OSError:
-        pass  # Lowering needs a capability; raising the harness's score is enough to order the two.
-
-
-def close_inherited() -> None:
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2:
-            try:
-                os.close(int(name))
-            except OSError:
-                pass  # The descriptor of this very listing.
+def set_oom_score(text: str) -> None:
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write(text)
 
 
 # --- The command ---------------------------------------------------------------------------------------
 
 
-def parse_json(text: str) -> object:
-    try:
-        from _json import make_scanner
-    except ImportError:
-        import json
-
-        return json.loads(text)
-
-    class Context:
-        strict, object_hook, parse_float, parse_int, memo = True, None, float, int, {}  # type: ignore[var-annotated]
-
-        @staticmethod
-        def parse_constant(name: str) -> None:
-            raise ValueError(name + " is not JSON")
-
-        @staticmethod
-        def object_pairs_hook(pairs: list[tuple[str, object]]) -> dict[str, object]:
-            if len(dict(pairs)) != len(pairs):
-                raise ValueError("a key occurs twice")
-            return dict(pairs)
-
-    text = text.strip(" \t\r\n")
-    try:
-        value, end = make_scanner(Context)(text, 0)  # type: ignore[arg-type]
-    except (StopIteration, SystemError):  # SystemError: 3.11 cannot make its error without json loaded.
-        raise ValueError("not JSON") from None
-    if end != len(text):
-        raise ValueError("something follows the JSON value")
-    return value
+class JsonRules:
+    strict, object_hook, object_pairs_hook, memo = True, None, None, {}  # type: ignore[var-annotated]
+    parse_int, parse_float, parse_constant = int, float, float
 
 
-def to_json(value: object) -> str:
-    from _json import encode_basestring_ascii
-
-    if isinstance(value, dict):
-        return "{" + ", ".join(to_json(key) + ": " + to_json(item) for key, item in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(to_json, value)) + "]"
-    if isinstance(value, str):
-        return encode_basestring_ascii(value)
-    return {None: "null", True: "true", False: "false"}.get(value) or repr(value)  # type: ignore[call-overload]
-
-
-def read_command(path: str) -> dict[str, object]:
+def read_command(path: str) -> dict[str, Any]:
     """Read and check command.json.
 
     Raises:
-        Refused: It is missing, too large, not a regular file, or does not fit.
+        Refused: It is missing, too large, no regular file, or does not fit.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(fd, "rb") as file:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             data = file.read(COMMAND_LIMIT_BYTES + 1)
         if len(data) > COMMAND_LIMIT_BYTES:
             raise ValueError("longer than {} bytes".format(COMMAND_LIMIT_BYTES))
-        return check_command(parse_json(data.decode("utf-8")))
+        text = data.decode("utf-8").strip(" \t\r\n")
+        try:
+            command, end = make_scanner(JsonRules)(text, 0)  # type: ignore[arg-type]
+        except (StopIteration, SystemError):  # 3.11 cannot make its own error without json loaded.
+            raise ValueError("not JSON") from None
+        if end != len(text):
+            raise ValueError("not JSON: something follows the value")
+        return check_command(command)
     except (OSError, ValueError, RecursionError) as error:
         raise Refused("{}: {}".format(path, error)) from None
 
 
-def check_command(command: object) -> dict[str, object]:
+def check_command(command: object) -> dict[str, Any]:
+    """Check every key by `CHECKS`; the last three may be left out."""
     if not isinstance(command, dict):
-        raise ValueError("expected an object, got {}".format(type(command).__name__))
-    unknown = sorted(set(command) - set(COMMAND_KEYS))
-    missing = sorted(key for key, required in COMMAND_KEYS.items() if required and key not in command)
+        raise ValueError("expected an object")
+    command = dict({"grace_s": None, "drain": "seed", "cwd": None}, **command)
+    unknown, missing = sorted(set(command) - set(CHECKS)), sorted(set(CHECKS) - set(command))
     if unknown or missing:
         raise ValueError("unknown keys {}, missing keys {}".format(unknown, missing))
-    argv, env = command["argv"], command["env"]
-    if not (isinstance(argv, list) and argv and all(map(is_text, argv)) and argv[0]):
-        raise ValueError("argv: expected a list of strings without NUL that begins with a program")
-    if not (isinstance(env, dict) and all(key and "=" not in key and is_text(key) for key in env)):
-        raise ValueError("env: expected an object whose keys are variable names")
-    for key, value in env.items():
-        if not is_text(value):
-            raise ValueError("env.{}: expected a string without NUL".format(key))
-    for key in ("timeout_s", "cleanup_timeout_s"):
-        if not (is_number(command[key]) and command[key] > 0):
-            raise ValueError("{}: expected a number of seconds above 0".format(key))
-    budget = command["cleanup_timeout_s"]
-    grace = command.setdefault("grace_s", min(DEFAULT_GRACE_S, budget / 2))
-    if not (is_number(grace) and 0 <= grace < budget):
-        raise ValueError("grace_s: expected seconds from 0 to below cleanup_timeout_s ({})".format(budget))
-    if command.setdefault("drain", "seed") not in ("seed", "all"):
-        raise ValueError("drain: expected 'seed' or 'all', got {!r}".format(command["drain"]))
-    cwd = command.setdefault("cwd", None)
-    if not (cwd is None or (is_text(cwd) and cwd.startswith("/"))):
-        raise ValueError("cwd: expected an absolute path")
+    for key, (fits, expected) in CHECKS.items():
+        if not fits(command[key]):  # type: ignore[no-untyped-call]
+            raise ValueError("{}: expected {}".format(key, expected))
+    if command["grace_s"] is None:
+        command["grace_s"] = min(DEFAULT_GRACE_S, command["cleanup_timeout_s"] / 2)
+    if command["grace_s"] >= command["cleanup_timeout_s"]:
+        raise ValueError("grace_s: expected less than cleanup_timeout_s")
     return command
 
 
@@ -209,46 +173,56 @@ def is_text(value: object) -> bool:
     try:
         return isinstance(value, str) and b"\0" not in encode(value)
     except UnicodeEncodeError:
-        return False  # A lone surrogate: no byte string corresponds to it.
+        return False  # A lone surrogate: no bytes correspond to it.
 
 
-def is_number(value: object) -> bool:
+def is_name(value: str) -> bool:
+    return is_text(value) and value != "" and "=" not in value
+
+
+def is_seconds(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1e9
 
 
-# --- The process table -----------------------------------------------------------------------------------
+def encode(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+CHECKS = {
+    "argv": (lambda v: isinstance(v, list) and v != [] and all(map(is_text, v)) and v[0] != "",
+             "a list of strings without NUL that begins with a program"),
+    "env": (lambda v: isinstance(v, dict) and all(map(is_text, v.values())) and all(map(is_name, v)),
+            "an object of names of variables and strings without NUL"),
+    "timeout_s": (lambda v: is_seconds(v) and v > 0, "seconds above 0"),
+    "cleanup_timeout_s": (lambda v: is_seconds(v) and v > 0, "seconds above 0"),
+    "grace_s": (lambda v: v is None or is_seconds(v), "seconds from 0 on"),
+    "drain": (lambda v: v in ("seed", "all"), "'seed' or 'all'"),
+    "cwd": (lambda v: v is None or (is_text(v) and v.startswith("/")), "an absolute path"),
+}  # fmt: skip
+
+
+# --- The process table ---------------------------------------------------------------------------------
 
 
 class Process:
-    """One row of the process table. A pid and a start time together name a process for good."""
+    """One row. A pid and a start time together name a process for good."""
 
-    __slots__ = ("group", "name", "parent", "pid", "session", "start", "state")
+    __slots__ = ("group", "identity", "lives", "name", "parent", "pid", "session")
 
     def __init__(self, pid: int, stat: bytes) -> None:
         head, _, tail = stat.rpartition(b")")
         fields = tail.split()
         self.pid = pid
-        self.name = head.partition(b"(")[2].decode("utf-8", "replace")
-        self.state = fields[0]
+        self.name = head.partition(b"(")[2]
+        self.lives = fields[0] not in (b"Z", b"X", b"x")
         self.parent, self.group, self.session = int(fields[1]), int(fields[2]), int(fields[3])
-        self.start = int(fields[19])
-
-    @property
-    def identity(self) -> tuple[int, int]:
-        return self.pid, self.start
-
-    @property
-    def lives(self) -> bool:
-        return self.state not in (b"Z", b"X", b"x")
+        self.identity = (pid, int(fields[19]))
 
 
 def look_up(pid: int) -> Process | None:
     try:
-        fd = os.open("/proc/{}/stat".format(pid), os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return Process(pid, os.read(fd, 4096))
-        finally:
-            os.close(fd)
+        with open("/proc/{}/stat".format(pid), "rb", buffering=0) as file:
+            return Process(pid, file.read(4096))
     except (FileNotFoundError, ProcessLookupError):
         return None
     except (OSError, ValueError, IndexError) as error:
@@ -262,65 +236,57 @@ def look() -> list[Process]:
         Unreadable: A part of it cannot be read: then nothing can be concluded from the rest.
     """
     try:
-        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+        names = os.listdir("/proc")
+        mine = os.readlink("/proc/self") == str(os.getpid())
     except OSError as error:
         raise Unreadable("/proc: {}".format(error)) from None
-    if 1 not in pids:
-        raise Unreadable("/proc hides the processes of others")
-    return [process for process in map(look_up, pids) if process is not None]
+    if not mine or "1" not in names:
+        raise Unreadable("/proc is of another pid namespace, or hides the processes of others")
+    found = map(look_up, [int(name) for name in names if name.isdigit()])
+    return [process for process in found if process is not None]
 
 
 def kill(process: Process) -> None:
-    """SIGKILL exactly this process: never one that got its pid later."""
-    if process.parent == os.getpid():
-        os.kill(process.pid, signal.SIGKILL)  # Unreaped, so the pid is still its own.
+    """SIGKILL exactly this process, never one that got its pid later."""
+    if process.parent == os.getpid():  # The pid of a child is its own until we reap it.
+        attempt(GONE, os.kill, process.pid, signal.SIGKILL)
         return
-    pidfd = None
-    try:
-        if hasattr(os, "pidfd_open"):
-            pidfd = os.pidfd_open(process.pid)
-        now = look_up(process.pid)
-        if now is None or now.start != process.start:
-            return
-        if pidfd is not None:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        else:
-            os.kill(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    finally:
-        if pidfd is not None:
-            os.close(pidfd)
+    pidfd = attempt((AttributeError, OSError), lambda: os.pidfd_open(process.pid))
+    now = look_up(process.pid)
+    if now and now.identity == process.identity:  # Without pidfds, pid and start time have to do.
+        send = (os.kill, process.pid) if pidfd is None else (signal.pidfd_send_signal, pidfd)
+        attempt(GONE, *send, signal.SIGKILL)
+    if pidfd is not None:
+        os.close(pidfd)
 
 
-# --- One run -----------------------------------------------------------------------------------------------
+# --- One run -------------------------------------------------------------------------------------------
 
 
 class Run:
     """The harness, from its launch to its receipt."""
 
-    def __init__(self, directory: str, command: dict[str, object]) -> None:
+    def __init__(self, directory: str, command: dict[str, Any]) -> None:
         self.directory = directory
         self.command = command
         self.me = os.getpid()
         self.leader = 0  # The harness: leader of its own session and process group.
         self.status = None  # type: int | None
         self.error = None  # type: str | None
+        self.timed_out = False
+        self.output_bytes = 0
         self.adopted = set()  # type: set[tuple[int, int]]
         self.report = {"killed": {}, "preserved": {}, "unfinished": {}}  # type: dict[str, dict[object, object]]
 
     def path(self, name: str) -> str:
-        return os.path.join(self.directory, name)
-
-    # Launch
+        return self.directory + "/" + name
 
     def launch(self, origin: str) -> None:
         """Fork the harness and wait until its process group exists, so that every later signal reaches it."""
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
         self.output = os.open(self.path("output.log"), flags, 0o600)
-        null = os.open(os.devnull, os.O_RDONLY)
-        for fd, target in ((null, 0), (self.output, 1), (self.output, 2)):
-            os.dup2(fd, target)  # From here on we hold no pipe of whoever launched us.
+        for fd, target in ((os.open(os.devnull, os.O_RDONLY), 0), (self.output, 1), (self.output, 2)):
+            os.dup2(fd, target)  # From here on nobody's exec pipe is held open.
         self.failure, child_end = os.pipe()
         self.leader = os.fork()
         if self.leader == 0:
@@ -334,48 +300,43 @@ class Run:
         try:
             os.setsid()
             os.write(failure, b"+")
-            for number in range(1, signal.NSIG):
-                try:
-                    signal.signal(number, signal.SIG_DFL)
-                except (OSError, ValueError):
-                    pass
-            set_oom_score(500)
-            argv = [encode(item) for item in self.command["argv"]]  # type: ignore[attr-defined]
-            env = {encode(key): encode(value) for key, value in self.command["env"].items()}  # type: ignore[attr-defined]
-            os.chdir(self.command["cwd"] or origin)  # type: ignore[arg-type]
+            set_signals(signal.SIG_DFL, ())
+            attempt(OSError, set_oom_score, "500")
+            os.chdir(self.command["cwd"] or origin)
+            argv = [encode(item) for item in self.command["argv"]]
+            env = {encode(key): encode(value) for key, value in self.command["env"].items()}
+            code = 127
             os.execvpe(argv[0], argv, env)
         except BaseException as error:
-            if isinstance(error, (FileNotFoundError, NotADirectoryError)) and error.filename is None:
-                code = 127
-            os.write(failure, str(error).encode("utf-8", "replace")[:2000])
+            if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+                code = 126
+            text = "{}: {}".format(self.command["argv"][0], error)
+            os.write(failure, text.encode("utf-8", "replace")[:2000])
         finally:
             os._exit(code)
 
-    # Watch
-
-    def watch(self, wakeup: int) -> str:
-        """Wait for the first of: "exit", "stop", "deadline". Adopted orphans are reaped on the way."""
-        self.poller = select.poll()
-        self.poller.register(wakeup, select.POLLIN)
-        self.wakeup = wakeup
-        tick_s = TICK_S if self.listen() else BLIND_TICK_S
-        deadline = time.monotonic() + self.command["timeout_s"]  # type: ignore[operator]
+    def watch(self) -> str:
+        """Wait for the first of "exit", "stop", "deadline". Adopted orphans are reaped on the way."""
+        attempt(OSError, call_libc, "malloc_trim", 0)  # Compiling this file took more than keeping it.
+        deadline = time.monotonic() + self.command["timeout_s"]
+        tick_s = TICK_S if self.is_told_of_new_files() else BLIND_TICK_S
         housekeeping_at = 0.0
         while True:
-            if self.reap():
+            if self.reap_others():
                 return "exit"
             if os.path.lexists(self.path("stop.request")):
                 return "stop"
             now = time.monotonic()
             if now >= deadline:
+                self.timed_out = True
                 return "deadline"
             if now >= housekeeping_at:
-                housekeeping_at = now + TICK_S
                 self.note_adopted()
-                self.bound_output()
-            self.sleep(min(tick_s, deadline - now))
+                hurry = attempt(OSError, self.bound_output)
+                housekeeping_at = now + (BLIND_TICK_S if hurry else TICK_S)
+            sleep(min(tick_s, deadline - now, housekeeping_at - now))
 
-    def listen(self) -> bool:
+    def is_told_of_new_files(self) -> bool:
         """Have the kernel send SIGIO when a file appears in the directory."""
         try:
             fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -384,117 +345,99 @@ class Run:
             return False
         return True
 
-    def sleep(self, seconds: float) -> None:
-        """Until a signal wakes us, at most `seconds`."""
-        self.poller.poll(max(0, int(seconds * 1000 + 0.999)))
-        try:
-            while len(os.read(self.wakeup, 4096)) == 4096:
-                pass
-        except BlockingIOError:
-            pass
-
-    def reap(self) -> bool:
-        """Reap every dead child but the harness, whose pid keeps the name of its group ours. Is it dead?"""
+    def reap_others(self) -> bool:
+        """Reap all dead children but the harness, whose unreaped pid keeps its group ours. Is it dead?"""
         while True:
-            try:
-                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:
-                return False
-            if found is None:
-                return False
-            if found.si_pid == self.leader and self.status is None:
-                return True
+            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if found is None or found.si_pid == self.leader:
+                return found is not None
             os.waitpid(found.si_pid, 0)
 
     def note_adopted(self) -> None:
-        """Remember who was adopted while the harness ran: at a natural exit only these are known services."""
+        """Remember who is adopted while the harness runs: at its own exit these are the known services."""
         try:
             with open("/proc/self/task/{}/children".format(self.me), "rb") as file:
-                pids = [int(pid) for pid in file.read().split()]
-            children = [process for process in map(look_up, pids) if process is not None]
-        except (OSError, ValueError):
-            children = self.children(look_or_nothing())
+                found = [look_up(int(pid)) for pid in file.read().split()]
+        except OSError:  # Not every kernel has this file.
+            found = attempt(Unreadable, look) or []
         except Unreadable:
             return
-        self.adopted = {child.identity for child in children if child.pid != self.leader}
+        self.adopted = {child.identity for child in self.children(found)}
 
-    def bound_output(self) -> None:
-        """Keep only the tail of a log that grew too long; its writers append, so they need not know."""
-        try:
-            size = os.fstat(self.output).st_size
-            if size > OUTPUT_LIMIT_BYTES:
-                tail = os.pread(self.output, OUTPUT_TAIL_BYTES, size - OUTPUT_TAIL_BYTES)
-                os.ftruncate(self.output, 0)
-                os.write(self.output, "[{} bytes dropped]\n".format(size - len(tail)).encode() + tail)
-        except OSError:
-            pass  # The log is a comfort; the run does not depend on it.
-
-    # End
+    def bound_output(self) -> bool:
+        """Keep only the tail of a log that grew too long; its writers append. Is it growing fast?"""
+        size, before = os.fstat(self.output).st_size, self.output_bytes
+        self.output_bytes = size
+        if size > OUTPUT_LIMIT_BYTES:
+            tail = os.pread(self.output, OUTPUT_TAIL_BYTES, size - OUTPUT_TAIL_BYTES)
+            os.ftruncate(self.output, 0)
+            os.write(self.output, b"[%d bytes dropped]\n" % (size - len(tail)) + tail)
+        return size - before > OUTPUT_TAIL_BYTES
 
     def end(self, ending: str) -> bool:
         """Stop what must not live on. Returns whether that was proven within the clean-up budget."""
-        budget_ends = time.monotonic() + self.command["cleanup_timeout_s"]  # type: ignore[operator]
-        drains = ending != "exit" or self.command["drain"] == "all"
-        services = set()  # type: set[tuple[int, int]]
+        now = time.monotonic()
+        budget_ends = now + self.command["cleanup_timeout_s"]
+        spared = None  # type: set[tuple[int, int]] | None
         if ending != "exit":
-            if self.command["drain"] == "seed":
-                services = {p.identity for p in self.children(look_or_nothing()) if p.group != self.leader}
+            table = attempt(Unreadable, look) or []
+            members = {p.identity: p for p in table if p.group == self.leader and p.lives}
+            if self.command["drain"] == "seed" and table:
+                spared = {p.identity for p in self.children(table) if p.identity not in members}
             self.signal_group(signal.SIGTERM)
             self.signal_group(signal.SIGCONT)  # A stopped process acts on SIGTERM only once it runs.
-            self.await_group(time.monotonic() + self.command["grace_s"])  # type: ignore[operator]
+            self.await_group(now + self.command["grace_s"])
+            for process in members.values():
+                if process.pid != self.leader:
+                    self.note("killed", process, "group")
         self.signal_group(signal.SIGKILL)
         while not self.leader_is_dead():
             if time.monotonic() >= budget_ends:
-                self.error = "the harness (pid {}) did not die of SIGKILL".format(self.leader)
+                self.error = "the harness (pid {}) does not die of SIGKILL".format(self.leader)
                 return False
-            self.sleep(0.05)
+            sleep(LONGEST_PAUSE_S)
         self.status = os.waitpid(self.leader, 0)[1]
-        proven = self.drain(drains, services, budget_ends)
-        return proven
+        if self.command["drain"] == "all":
+            spared = set()
+        return self.drain(ending != "exit" or self.command["drain"] == "all", spared, budget_ends)
 
     def signal_group(self, number: int) -> None:
-        """The unreaped leader keeps the group's number ours."""
-        try:
-            os.killpg(self.leader, number)
-        except (ProcessLookupError, PermissionError):
-            pass  # Whoever is left will be found by the look that follows.
+        attempt(GONE, os.killpg, self.leader, number)
 
     def leader_is_dead(self) -> bool:
         return os.waitid(os.P_PID, self.leader, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def await_group(self, grace_ends: float) -> None:
         """Until nobody in the group lives, at most until `grace_ends`."""
-        pause_s = 0.001
+        pause_s = PAUSE_S
         while time.monotonic() < grace_ends:
-            if self.leader_is_dead():
-                try:
-                    if not any(p.group == self.leader and p.lives for p in look()):
-                        return
-                except Unreadable:
-                    return
-                pause_s = min(pause_s * 2, 0.02)
+            if not self.leader_is_dead():
+                sleep(min(TICK_S, grace_ends - time.monotonic()))  # Its death wakes us.
+            elif any(p.group == self.leader and p.lives for p in attempt(Unreadable, look) or []):
+                sleep(min(pause_s, grace_ends - time.monotonic()))
+                pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
             else:
-                pause_s = TICK_S
-            self.sleep(min(pause_s, max(0.0, grace_ends - time.monotonic())))
+                return
 
-    def drain(self, drains: bool, services: set[tuple[int, int]], budget_ends: float) -> bool:
-        """Kill what must not live until a look proves that none is left."""
-        pause_s = 0.001
-        while True:
-            problem = ""
-            if not self.group_exists() and not self.has_children():
-                return True  # No children, hence no descendants: the kernel's own word.
+    def drain(self, drains: bool, spared: set[tuple[int, int]] | None, budget_ends: float) -> bool:
+        """Kill the group's rest, and when draining all that is not spared, until a look proves it gone."""
+        pause_s = PAUSE_S
+        while self.group_exists() or self.has_children():  # Neither: nobody is left, by the kernel's word.
             try:
+                if drains and spared is None:
+                    raise Unreadable("/proc could not be read when the stop came")
                 table = look()
-                targets = self.targets(table, drains, services)
+                for process in table:
+                    if process.group == self.leader:
+                        self.note("killed", process, "group")
+                targets = self.targets(table, spared if drains else None)
+                for process in targets:
+                    kill(process)
+                    self.note("killed", process, "adopted")
                 if not targets and not (drains and self.reap_all()):
                     self.note_survivors(table, drains)
                     return True
-                for process in targets:
-                    self.note("killed", process, "group" if process.group == self.leader else "adopted")
-                    kill(process)
-                problem = "{} processes still live, among them pid {}".format(
-                    len(targets), targets[0].pid if targets else None)  # fmt: skip
+                problem = "{} processes that must be dead still live".format(len(targets))
             except Unreadable as error:
                 problem = "process state is unreadable: {}".format(error)
                 if not drains and not self.group_exists():
@@ -502,18 +445,19 @@ class Run:
             if time.monotonic() >= budget_ends:
                 self.error = problem
                 return False
-            self.sleep(pause_s)
-            pause_s = min(pause_s * 2, 0.02)
+            sleep(pause_s)
+            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
             self.reap_all()
+        return True
 
-    def targets(self, table: list[Process], drains: bool, services: set[tuple[int, int]]) -> list[Process]:
-        """Whoever of the group lives, and when draining all that is below a child that is no service."""
+    def targets(self, table: list[Process], spared: set[tuple[int, int]] | None) -> list[Process]:
+        """Whoever of the group lives; unless `spared` is None, also all below a child that is not spared."""
         wanted = {p.pid: p for p in table if p.group == self.leader}
-        if drains:
+        if spared is not None:
             below = {}  # type: dict[int, list[Process]]
             for process in table:
                 below.setdefault(process.parent, []).append(process)
-            front = [p for p in below.get(self.me, []) if p.identity not in services]
+            front = [p for p in below.get(self.me, []) if p.identity not in spared]
             while front:
                 process = front.pop()
                 wanted[process.pid] = process
@@ -521,20 +465,10 @@ class Run:
         return [process for process in wanted.values() if process.lives]
 
     def group_exists(self) -> bool:
-        try:
-            os.killpg(self.leader, 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            pass
-        return True
+        return not fails(ProcessLookupError, os.killpg, self.leader, 0)
 
     def has_children(self) -> bool:
-        try:
-            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            return False
-        return True
+        return not fails(ChildProcessError, os.waitid, os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
 
     def reap_all(self) -> bool:
         """Reap every dead child (the harness was reaped before). Returns whether there was any."""
@@ -546,14 +480,12 @@ class Run:
             pass
         return reaped
 
-    # Report
+    def children(self, table: Iterable[Process | None]) -> list[Process]:
+        return [p for p in table if p and p.parent == self.me and p.pid != self.leader and p.lives]
 
-    def children(self, table: list[Process]) -> list[Process]:
-        return [p for p in table if p.parent == self.me and p.pid != self.leader and p.lives]
-
-    def note_survivors(self, table: list[Process], drains: bool) -> None:
+    def note_survivors(self, table: list[Process], stopped: bool) -> None:
         for process in self.children(table):
-            if drains:
+            if stopped:
                 self.note("preserved", process, "adopted before the stop")
             elif process.identity in self.adopted:
                 self.note("preserved", process, "adopted before the exit")
@@ -561,149 +493,146 @@ class Run:
                 self.note("unfinished", process, "below the harness at its exit")
 
     def note(self, kind: str, process: Process, reason: str) -> None:
-        if len(self.report[kind]) < REPORT_LIMIT:
-            self.report[kind].setdefault(process.identity, {
-                "pid": process.pid, "start_ticks": process.start, "parent": process.parent,
-                "group": process.group, "session": process.session, "name": process.name,
-                "reason": reason})  # fmt: skip
+        entries = self.report[kind]
+        if len(entries) < REPORT_LIMIT and process.identity not in entries:
+            entries[process.identity] = {
+                "pid": process.pid, "start_ticks": process.identity[1], "parent": process.parent,
+                "group": process.group, "session": process.session,
+                "name": process.name.decode("utf-8", "replace"), "reason": reason}  # fmt: skip
 
-    def conclude(self, confirmed: bool, timed_out: bool) -> None:
-        """Write the report, then the receipt. A receipt that cannot be written is no receipt.
+    def conclude(self, confirmed: bool) -> int:
+        """Write the report, then the receipt; returns our own exit code.
 
         Raises:
-            OSError: The receipt could not be made durable.
+            OSError: The receipt could not be made durable; then there is none.
         """
-        return_code = None
-        if self.status is not None:
-            exited = os.WIFEXITED(self.status)
-            return_code = os.WEXITSTATUS(self.status) if exited else -os.WTERMSIG(self.status)
         try:
             report = {kind: list(entries.values()) for kind, entries in self.report.items()}
             write_durably(self.directory, "processes.json", report)
         except OSError as error:
             complain("processes.json: {}".format(error))  # It may never cost the receipt.
-        receipt = {"cleanup_confirmed": confirmed, "return_code": return_code, "error": self.error,
-                   "timed_out": timed_out}  # fmt: skip
+        code = None
+        if self.status is not None:
+            code = os.WEXITSTATUS(self.status) if os.WIFEXITED(self.status) else -os.WTERMSIG(self.status)
+        receipt = {"cleanup_confirmed": confirmed, "return_code": code, "error": self.error,
+                   "timed_out": self.timed_out}  # fmt: skip
         write_durably(self.directory, "cleanup.json", receipt)
-
-    def exit_code(self, confirmed: bool) -> int:
-        if not confirmed or self.status is None:
+        if not confirmed or code is None:
             return REFUSED
-        return os.WEXITSTATUS(self.status) if os.WIFEXITED(self.status) else 128 + os.WTERMSIG(self.status)
+        return code if code >= 0 else 128 - code
 
 
-def encode(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")
+def temporary(directory: str, name: str) -> str:
+    return os.path.join(directory, ".{}.{}".format(name, os.getpid()))
 
 
-def look_or_nothing() -> list[Process]:
-    try:
-        return look()
-    except Unreadable:
-        return []
+def reserve(directory: str, name: str) -> None:
+    """Take the disk blocks of a later `write_durably`."""
+    draft = temporary(directory, name)
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as file:
+        if file.write(bytes(RECEIPT_BYTES)) != RECEIPT_BYTES:
+            raise OSError("{}: the disk is full".format(draft))
+
+
+def to_json(value: object) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(to_json(key) + ": " + to_json(value[key]) for key in value) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(to_json, value)) + "]"
+    if isinstance(value, str):
+        return encode_basestring_ascii(value)
+    return "null" if value is None else str(value).lower()  # A boolean or an integer.
 
 
 def write_durably(directory: str, name: str, value: object) -> None:
-    """Make the file appear whole or not at all, also in a directory that a tool has deleted meanwhile."""
+    """Make the file appear whole or not at all, also where a tool has deleted the directory meanwhile."""
     if not os.path.isdir(directory) and not os.path.lexists(directory + ".retired"):
         os.makedirs(directory, 0o700)
-    temporary = os.path.join(directory, ".{}.{}".format(name, os.getpid()))
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    draft = temporary(directory, name)
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
-        with open(fd, "wb") as file:
-            file.write((to_json(value) + "\n").encode("ascii"))
-            file.flush()
+        data = to_json(value).encode("ascii") + b"\n"
+        with open(fd, "wb", buffering=0) as file:
+            if file.write(data) != len(data):
+                raise OSError("short write")
+            file.truncate()
             os.fsync(fd)
-        os.rename(temporary, os.path.join(directory, name))
+        os.rename(draft, os.path.join(directory, name))
     except OSError:
-        os.unlink(temporary)
+        attempt(OSError, os.unlink, draft)
         raise
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    os.fsync(fd)
+    os.close(fd)
 
 
-def complain(text: str) -> None:
-    try:
-        os.write(2, ("supervisor: " + text + "\n").encode("utf-8", "backslashreplace"))
-    except OSError:
-        pass
-
-
-# --- Main ---------------------------------------------------------------------------------------------------
-
-
-def fence(directory: str) -> None:
-    """
-    Raises:
-        Refused: A stop or the directory's retirement came before this launch.
-    """
-    if os.path.lexists(os.path.join(directory, "stop.request")):
-        raise Refused("a stop was requested before the launch")
-    if os.path.lexists(directory + ".retired"):
-        raise Refused("the session directory is retired")
-
-
-def claim(directory: str) -> None:
-    try:
-        fd = os.open(os.path.join(directory, "launch.claim"), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except OSError as error:
-        held = error.errno == errno.EEXIST
-        raise Refused("launch.claim: " + ("another launch holds it" if held else str(error))) from None
+def write_own_pid(path: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     os.write(fd, b"%d\n" % os.getpid())
     os.close(fd)
 
 
-def supervise(directory: str, origin: str, wakeup: int) -> int:
+def complain(text: str) -> None:
+    attempt(OSError, os.write, 2, ("supervisor: " + text + "\n").encode("utf-8", "backslashreplace"))
+
+
+# --- Main ----------------------------------------------------------------------------------------------
+
+
+def check_fences(directory: str) -> None:
+    if os.path.lexists(os.path.join(directory, "stop.request")):
+        raise Refused("stop.request: a stop came before the launch")
+    if os.path.lexists(directory + ".retired"):
+        raise Refused("{}: this session directory is retired".format(directory))
+
+
+def supervise(directory: str, origin: str) -> int:
+    """
+    Raises:
+        Refused: The directory is claimed or fenced, or the command does not fit; nothing was launched.
+        OSError: There is no receipt.
+    """
+    check_fences(directory)
     if os.path.lexists(os.path.join(directory, "launch.claim")):
         raise Refused("launch.claim: another launch holds it")
-    fence(directory)
     run = Run(directory, read_command(os.path.join(directory, "command.json")))
-    if not prctl(PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1)):
+    if call_libc("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise Refused("this kernel does not let us adopt orphans (PR_SET_CHILD_SUBREAPER)")
-    claim(directory)
-    confirmed, ending = False, ""
+    try:
+        reserve(directory, "cleanup.json")
+        write_own_pid(run.path("launch.claim"))
+    except OSError as error:
+        attempt(OSError, os.unlink, temporary(directory, "cleanup.json"))
+        raise Refused("no claim on {}: {}".format(directory, error)) from None
+    confirmed = False
     try:
         os.unlink(run.path("command.json"))
-        fence(directory)  # Whoever plants the stop looks for the claim after: one of us sees the other.
-        fd = os.open(run.path("supervisor.pid"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-        os.write(fd, b"%d\n" % run.me)
-        os.close(fd)
+        check_fences(directory)  # Whoever plants a stop looks for the claim after it: one sees the other.
+        write_own_pid(run.path("supervisor.pid"))
         run.launch(origin)
-        ending = run.watch(wakeup)
-        confirmed = run.end(ending)
+        confirmed = run.end(run.watch())
         if confirmed:
             run.error = os.read(run.failure, 2000).decode("utf-8", "replace") or None
     except BaseException as error:  # The last fence: whatever went wrong is told, after a kill.
         run.error = "{}: {}".format(type(error).__name__, error)
         complain(run.error)
-        confirmed = run.leader == 0  # Nothing was launched, hence nothing runs.
-        if not confirmed and run.status is None:
+        confirmed = run.leader == 0  # Nothing was started, hence nothing runs.
+        if run.leader and run.status is None:
             run.signal_group(signal.SIGKILL)
-    run.conclude(confirmed, ending == "deadline")
-    return run.exit_code(confirmed)
+    return run.conclude(confirmed)
 
 
 def main(argv: list[str]) -> int:
-    hide()
-    close_inherited()
-    wakeup, write_end = os.pipe()
-    os.set_blocking(wakeup, False)
-    os.set_blocking(write_end, False)
-    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-    shield((signal.SIGCHLD, signal.SIGIO))
-    set_oom_score(-1000)
+    attempt((OSError, IndexError, ValueError), hide)  # Only the disguise is lost: no proof rests on it.
+    os.closerange(3, 4096)  # What a careless parent leaked must not reach the harness.
+    set_signals(signal.SIG_IGN, WAKING)
+    attempt(OSError, set_oom_score, "-1000")  # Needs a capability; that the harness's is 500 is enough.
     try:
         if len(argv) != 2 or not argv[1].startswith("/"):
             raise Refused("usage: process_supervisor.py SESSION_DIR (an absolute path)")
-        try:
-            origin = os.getcwd()
-        except OSError:
-            origin = "/"
+        origin = attempt(OSError, os.getcwd) or "/"
         os.chdir("/")  # A task may kill whoever sits in its folder.
-        return supervise(argv[1].rstrip("/"), origin, wakeup)
+        return supervise(argv[1].rstrip("/"), origin)
     except (Refused, OSError) as error:
         complain(str(error))
         return REFUSED
