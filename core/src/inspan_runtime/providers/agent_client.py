@@ -1,0 +1,124 @@
+"""Talk to a sandbox's agent and keeper over their sockets."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+from anyio.abc import SocketStream
+
+from inspan_core.errors import SandboxGone, SandboxTransportError
+from inspan_runtime.providers.exec_agent.frames import decode, encode
+
+RECEIVE_BYTES = 256 * 1024
+ANSWER_SLACK_S = 10.0
+KILL_WAIT_S = 5.0
+
+
+class Call:
+    """One operation on an open connection."""
+
+    def __init__(self, stream: SocketStream) -> None:
+        self._stream = stream
+        self._buffer = bytearray()
+
+    async def send(self, fields: Sequence[bytes]) -> None:
+        """Send the request's fields."""
+        await self._stream.send(encode(fields))
+
+    async def send_body(self, data: bytes | memoryview) -> None:
+        """Send a part of the body."""
+        await self._stream.send(data)  # type: ignore[arg-type]  # a memoryview is sent without a copy
+
+    async def fields(self) -> list[bytes]:
+        """Receive the reply's fields."""
+        while (frame := decode(self._buffer)) is None:
+            self._buffer += await self._receive()
+        del self._buffer[: frame[1]]
+        return list(frame[0])
+
+    async def exactly(self, size_bytes: int) -> bytes:
+        """Receive a part of known size."""
+        while len(self._buffer) < size_bytes:
+            self._buffer += await self._receive()
+        data = bytes(self._buffer[:size_bytes])
+        del self._buffer[:size_bytes]
+        return data
+
+    async def chunks(self, limit_bytes: int) -> bytes:
+        """Receive chunks up to the empty one; the sender is not trusted to keep the limit."""
+        parts = bytearray()
+        while size := struct.unpack(">I", await self.exactly(4))[0]:
+            if len(parts) + size > limit_bytes:
+                raise SandboxTransportError(f"the agent sent more than {limit_bytes} bytes")
+            parts += await self.exactly(size)
+        return bytes(parts)
+
+    async def hang_up(self) -> None:
+        """Say that the operation is given up, and wait until what it started is dead."""
+        with anyio.move_on_after(KILL_WAIT_S, shield=True):
+            try:
+                await self._stream.send_eof()
+                while True:
+                    await self._stream.receive(RECEIVE_BYTES)
+            except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+                pass
+
+    async def _receive(self) -> bytes:
+        return await self._stream.receive(RECEIVE_BYTES)
+
+
+@asynccontextmanager
+async def open_call(state: Path, name: str, *, what: str, timeout_s: float) -> AsyncIterator[Call]:
+    """Connect to a socket of a sandbox; leaving by an exception hangs up.
+
+    Args:
+        state: The state folder.
+        name: ``agent.sock`` or ``control.sock``.
+        what: Of what the message speaks, for example ``exec in inspan-0123``.
+        timeout_s: Seconds until the whole call is given up.
+
+    Raises:
+        SandboxGone: Nobody listens any more.
+        SandboxTransportError: The connection broke, or the answer did not come in time.
+    """
+    try:
+        with anyio.fail_after(timeout_s):
+            stream = await _connect(state, name, what)
+            async with stream:
+                call = Call(stream)
+                try:
+                    yield call
+                except anyio.get_cancelled_exc_class():
+                    await call.hang_up()
+                    raise
+    except TimeoutError as error:
+        raise SandboxTransportError(f"{what}: no answer within {timeout_s:g} s") from error
+    except (anyio.EndOfStream, anyio.BrokenResourceError, ConnectionError) as error:
+        raise SandboxTransportError(f"{what}: the connection broke") from error
+
+
+async def _connect(state: Path, name: str, what: str) -> SocketStream:
+    """Connect through an open folder: a socket's path may have 107 bytes only."""
+    try:
+        folder = os.open(state, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise SandboxGone(f"{what}: the sandbox no longer exists ({state} is gone)") from error
+    try:
+        return await anyio.connect_unix(f"/proc/self/fd/{folder}/{name}")
+    except (FileNotFoundError, ConnectionRefusedError) as error:
+        raise SandboxGone(f"{what}: the sandbox no longer exists (nobody listens in {state})") from error
+    finally:
+        os.close(folder)
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Return two connected sockets, the first one non-blocking."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    return ours, theirs

@@ -1,0 +1,204 @@
+"""Run one command: fork, output kept as a tail, deadline, kill."""
+
+import fcntl
+import os
+import select
+import time
+
+# The public module `signal` imports enum: 5 ms of every sandbox's start.
+import _signal
+
+CHUNK_BYTES = 256 * 1024
+F_GETPIPE_SZ = 1032
+RESET_SIGNALS = (
+    _signal.SIGHUP,
+    _signal.SIGINT,
+    _signal.SIGPIPE,
+    _signal.SIGTERM,
+    _signal.SIGCHLD,
+    _signal.SIGXFSZ,
+)
+
+
+class Tail:
+    """The last `limit` bytes of a stream, in constant memory."""
+
+    def __init__(self, limit):
+        self._limit = limit
+        self._slack = max(65536, limit // 2)
+        self._kept = bytearray()
+        self._seen = 0
+
+    def add(self, data):
+        self._seen += len(data)
+        self._kept += data
+        if len(self._kept) > self._limit + self._slack:
+            del self._kept[: len(self._kept) - self._limit]
+
+    def take(self):
+        """Return (bytes, whether some were dropped)."""
+        return bytes(self._kept[max(0, len(self._kept) - self._limit) :]), self._seen > self._limit
+
+
+class Exec:
+    """A command, from its fork to its reply."""
+
+    def __init__(self, loop, connection, fields, base_env):
+        self._loop = loop
+        self._connection = connection
+        self.body_bytes = int(fields[3])
+        argc = int(fields[5])
+        env = dict(base_env)
+        env.update(one.split(b"=", 1) for one in fields[6 + argc :])
+        deadline = time.monotonic() + float(fields[1])
+        self._timed_out = self._ended = False
+        self._gone = False
+        self._answer = None
+        self._tails = [Tail(int(fields[2])), Tail(int(fields[2]))]
+        self._unwritten = bytearray()
+        self._body_ended = self.body_bytes == 0
+        self._stdin = None
+        self._spawn(fields[6 : 6 + argc], env, fields[4])
+        self._deadline = loop.call_at(deadline, self._time_out)
+
+    def _spawn(self, argv, env, cwd):
+        out, err = os.pipe(), os.pipe()
+        into = (os.open("/dev/null", os.O_RDONLY), None) if self._body_ended else os.pipe()
+        try:
+            self._pid = os.fork()
+        except OSError:
+            for fd in (*out, *err, *into):
+                if fd is not None:
+                    os.close(fd)
+            raise
+        if self._pid == 0:
+            become(argv, env, cwd, (into[0], out[1], err[1]))
+        for fd in (into[0], out[1], err[1]):
+            os.close(fd)
+        self._loop.children[self._pid] = self._on_exit
+        self._outputs = [out[0], err[0]]
+        for index, fd in enumerate(self._outputs):
+            os.set_blocking(fd, False)
+            self._loop.watch(fd, select.EPOLLIN, lambda _events, index=index: self._read(index))
+        if into[1] is not None:
+            self._stdin = into[1]
+            os.set_blocking(self._stdin, False)
+            self._loop.watch(self._stdin, 0, self._write)
+
+    def _read(self, index):
+        fd = self._outputs[index]
+        try:
+            data = os.read(fd, CHUNK_BYTES)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            data = b""
+        if not data:
+            self._outputs[index] = None
+            self._loop.close(fd)
+        elif not self._ended:  # Later output of a child is drained, so that it does not die of SIGPIPE.
+            self._tails[index].add(data)
+        return len(data)
+
+    def feed(self, data):
+        if self._stdin is not None:
+            self._unwritten += data
+            self._loop.change(self._stdin, select.EPOLLOUT)
+            self._connection.pause(len(self._unwritten) > CHUNK_BYTES)
+
+    def finish(self):
+        self._body_ended = True
+        if self._stdin is not None:
+            self._loop.change(self._stdin, select.EPOLLOUT)
+        if self._answer is not None:
+            self._connection.reply(*self._answer)
+
+    def _write(self, _events):
+        try:
+            written = os.write(self._stdin, self._unwritten[:CHUNK_BYTES]) if self._unwritten else 0
+        except BlockingIOError:
+            return
+        except OSError:  # The command does not read: the rest is dropped.
+            self._close_stdin()
+            return
+        del self._unwritten[:written]
+        if not self._unwritten:
+            if self._body_ended:
+                self._close_stdin()
+                return
+            self._loop.change(self._stdin, 0)
+        self._connection.pause(len(self._unwritten) > CHUNK_BYTES)
+
+    def _close_stdin(self):
+        fd, self._stdin = self._stdin, None
+        self._unwritten = bytearray()
+        self._loop.close(fd)
+        self._connection.pause(False)
+
+    def _time_out(self):
+        self._timed_out = True
+        self._kill()
+
+    def _kill(self):
+        self._loop.cancel(self._deadline)
+        try:
+            os.killpg(self._pid, _signal.SIGKILL)
+        except ProcessLookupError:  # It has not called setsid yet.
+            os.kill(self._pid, _signal.SIGKILL)
+
+    def lost(self):
+        self._gone = True
+        if self._ended:
+            self._connection.close()
+        else:
+            self._kill()
+
+    def _on_exit(self, status):
+        self._loop.cancel(self._deadline)
+        if self._stdin is not None:
+            self._close_stdin()
+        for index, fd in enumerate(self._outputs):
+            # What the command itself wrote is in the pipe by now, and no more than the pipe holds.
+            left = fcntl.fcntl(fd, F_GETPIPE_SZ) if fd is not None else 0
+            while left > 0 and self._outputs[index] is not None:
+                got = self._read(index)
+                left = left - got if got else 0
+        self._ended = True
+        self._answer = [[b"timeout"]] if self._timed_out else self._result(status)
+        if self._body_ended or self._gone:
+            self._connection.reply(*self._answer)
+
+    def _result(self, status):
+        code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+        (out, out_cut), (err, err_cut) = self._tails[0].take(), self._tails[1].take()
+        numbers = (code, len(out), len(err), int(out_cut), int(err_cut))
+        return [[b"ok"] + [b"%d" % one for one in numbers], out, err]
+
+
+def become(argv, env, cwd, stdio):
+    """In the forked child: turn into the command. Never returns."""
+    code = 126
+    try:
+        os.setsid()
+        for number, fd in enumerate(stdio):
+            os.dup2(fd, number)
+        for one in RESET_SIGNALS:
+            _signal.signal(one, _signal.SIG_DFL)
+        os.chdir(cwd)
+        program = argv[0]
+        folders = [b""] if b"/" in program else env.get(b"PATH", b"/usr/bin:/bin").split(b":")
+        error = FileNotFoundError(2, "no such program", os.fsdecode(program))
+        for folder in folders:
+            try:
+                os.execve(os.path.join(folder, program), argv, env)
+            except OSError as failed:
+                if not isinstance(failed, (FileNotFoundError, NotADirectoryError)):
+                    error = failed
+        if isinstance(error, FileNotFoundError):
+            code = 127
+        raise error
+    except BaseException as failed:
+        try:
+            os.write(2, ("inspan: cannot run the command: %s\n" % failed).encode("utf-8", "replace"))
+        finally:
+            os._exit(code)

@@ -1,0 +1,150 @@
+"""One client's connection: it reads a request, feeds its body to a job and sends the job's reply."""
+
+import select
+
+from inspan_runtime.providers.exec_agent.commands import Exec
+from inspan_runtime.providers.exec_agent.files import Download, Upload
+from inspan_runtime.providers.exec_agent.frames import decode, encode
+
+CHUNK_BYTES = 256 * 1024
+
+
+class Ping:
+    """Whether anybody is there."""
+
+    body_bytes = 0
+
+    def __init__(self, connection):
+        self._connection = connection
+
+    def finish(self):
+        self._connection.reply([b"ok"])
+
+    def lost(self):
+        self._connection.close()
+
+
+class Connection:
+    """One client, one operation."""
+
+    def __init__(self, loop, sock, base_env):
+        self._loop = loop
+        self._sock = sock
+        self._base_env = base_env
+        self._fd = sock.fileno()
+        self._head = bytearray()
+        self._job = None
+        self._left = 0
+        self._out = b""
+        self._then = None
+        self._reads = True
+        self._gone = self._closed = False
+        sock.setblocking(False)
+        loop.watch(self._fd, self._mask(), self._on_event)
+
+    def _mask(self):
+        return select.EPOLLRDHUP | (select.EPOLLIN if self._reads else 0) | (select.EPOLLOUT if self._out else 0)
+
+    def _update(self):
+        if not (self._closed or self._gone):
+            self._loop.change(self._fd, self._mask())
+
+    def pause(self, paused):
+        """Stop or go on reading the request's body."""
+        self._reads = not paused and self._left > 0
+        self._update()
+
+    def close(self):
+        if not self._closed:
+            self._closed = True
+            self._sock.detach()
+            self._loop.close(self._fd)
+
+    def send(self, data, then):
+        """Queue bytes, and call `then` when they are gone."""
+        self._out, self._then = memoryview(data), then
+        if self._gone:
+            self.close()
+        self._update()
+
+    def reply(self, fields, *bodies):
+        self.send(b"".join((encode(fields), *bodies)), self.close)
+
+    def _hung_up(self):
+        self._gone = True
+        self._loop.mute(self._fd)
+        if self._job is None:
+            self.close()
+        else:
+            self._job.lost()
+
+    def _on_event(self, events):
+        if events & select.EPOLLOUT and self._out:
+            self._flush()
+        if self._closed or self._gone:
+            return
+        if events & select.EPOLLIN and self._reads:
+            self._read()
+        elif events & (select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR):
+            self._hung_up()
+
+    def _flush(self):
+        try:
+            self._out = self._out[self._sock.send(self._out) :]
+        except BlockingIOError:
+            return
+        except OSError:
+            self._hung_up()
+            return
+        if not self._out:
+            then, self._then = self._then, None
+            then()
+        self._update()
+
+    def _read(self):
+        try:
+            data = self._sock.recv(CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._hung_up()
+            return
+        if self._job is None:
+            self._head += data
+            try:
+                frame = decode(self._head)
+                if frame is None:
+                    return
+                self._start(frame[0])
+            except (ValueError, IndexError, OSError) as error:
+                self._reads = False
+                self.reply([b"os", str(error).encode("utf-8", "replace")])
+                return
+            data = bytes(self._head[frame[1] :])
+            self._head = bytearray()
+        self._body(data[: self._left])
+
+    def _start(self, fields):
+        kind = fields[0]
+        if kind == b"exec":
+            self._job = Exec(self._loop, self, fields, self._base_env)
+        elif kind == b"upload":
+            self._job = Upload(self, fields)
+        elif kind == b"download":
+            self._job = Download(self, fields)
+        elif kind == b"ping":
+            self._job = Ping(self)
+        else:
+            raise ValueError("unknown operation %r" % kind)
+        self._left = self._job.body_bytes
+
+    def _body(self, data):
+        self._left -= len(data)
+        if data:
+            self._job.feed(data)
+        if self._left == 0:
+            self._reads = False
+            self._job.finish()
+            self._update()

@@ -1,0 +1,29 @@
+"""Find the processes that came from one, by /proc."""
+
+import os
+
+
+def children_by_parent():
+    """Return {parent pid: [pids]} of all that /proc shows; not every kernel has /proc/P/task/T/children."""
+    tree = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open("/proc/" + name + "/stat", "rb") as file:
+                    line = file.read()
+            except OSError:
+                continue
+            state, parent = line[line.rindex(b")") + 2 :].split()[:2]
+            if state not in (b"Z", b"X"):
+                tree.setdefault(int(parent), []).append(int(name))
+    return tree
+
+
+def descendants_of(pid):
+    """Return the pids of all living descendants."""
+    tree, found, queue = children_by_parent(), [], [pid]
+    while queue:
+        for child in tree.get(queue.pop(), ()):
+            found.append(child)
+            queue.append(child)
+    return found

@@ -1,0 +1,255 @@
+"""The keeper's life: start the sandbox, keep it, end it."""
+
+import os
+import select
+import struct
+import time
+
+# The public modules `signal` and `socket` import enum and selectors: 8 ms of every sandbox's start.
+import _signal
+import _socket
+
+from inspan_runtime.providers.exec_agent.descendants import descendants_of
+from inspan_runtime.providers.exec_agent.frames import decode, encode
+from inspan_runtime.providers.exec_agent.loop import Loop
+from inspan_runtime.providers.keeper.forwards import open_forward
+from inspan_runtime.providers.keeper.host import adopt_orphans, unmount
+from inspan_runtime.providers.keeper.launch import (
+    MERGED,
+    SPACE,
+    LaunchError,
+    out_of_the_way,
+    prepare_root,
+    start_agent,
+)
+
+BACKLOG = 4096
+START_LIMIT_S = 30.0
+ACKNOWLEDGE_LIMIT_S = 30.0
+END_LIMIT_S = 10.0
+POLL_S = 0.0005
+LOG_LIMIT_BYTES = 4096
+
+
+def main(server_fd, orders):
+    """Keep one sandbox.
+
+    Args:
+        server_fd: The connected stream to the creator: it gets "R" or "E" kind ":" message, and must answer
+            "A"; if it ends before that, the creation was given up and is undone.
+        orders: ``state`` (folder), ``lock_fd``, ``ttl_s`` (or None), ``agent_program``, ``agent_boot``,
+            ``executable``, ``argv``, ``bwrap`` (its argv, or empty), ``map_ids``, ``root`` (or None),
+            ``isolated``, ``reach`` (host addresses, in the order of the agent's listeners).
+    """
+    if os.fork() != 0:  # The creator need not wait for the keeper's end.
+        os._exit(0)
+    for fd in (server_fd, orders["lock_fd"]):
+        os.set_inheritable(fd, False)
+    for one in (_signal.SIGINT, _signal.SIGHUP):
+        _signal.signal(one, _signal.SIG_IGN)
+    server = _socket.socket(fileno=server_fd)
+    os.chdir(orders["state"])
+    keeper = Keeper(orders)
+    try:
+        try:
+            keeper.start(server)
+        except (LaunchError, OSError) as error:
+            kind, message = error.args if isinstance(error, LaunchError) else ("create", str(error))
+            keeper.end()
+            server.send(("E%s:%s" % (kind, message)).encode("utf-8", "replace"))
+            return
+        if keeper.is_acknowledged(server):
+            server.close()
+            keeper.run()
+    finally:
+        keeper.end()
+        os._exit(0)
+
+
+class Keeper:
+    """One sandbox; the working directory is its state folder."""
+
+    def __init__(self, orders):
+        self._orders = orders
+        self._loop = Loop()
+        self._child = self._agent_handle = None
+        self._ended = self._dead = False
+        ttl_s = orders["ttl_s"]
+        self._expires = None if ttl_s is None else time.monotonic() + ttl_s
+        adopt_orphans()
+
+    def start(self, server):
+        """Make the root and the agent, and wait until the agent answers; the creator may give up meanwhile."""
+        orders = self._orders
+        if orders["root"] is not None:
+            prepare_root(orders["root"])
+        log = out_of_the_way(os.open("log", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        agent_listener = self._listen("agent.sock")
+        self._control_listener = self._listen("control.sock")
+        self._agent, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        pids = start_agent(
+            orders, out_of_the_way(theirs.detach()), out_of_the_way(agent_listener.detach()), log
+        )
+        os.close(log)
+        self._child, agent_pid = pids
+        self._agent_handle = os.pidfd_open(agent_pid)
+        self._loop.children[self._child] = self._on_child_dead
+        self._agent.settimeout(START_LIMIT_S)
+        self._agent.sendall(orders["agent_boot"])
+        self._await_ready(server)
+
+    def _listen(self, name):
+        listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        listener.bind(name)
+        listener.listen(BACKLOG)
+        return listener
+
+    def _await_ready(self, server):
+        poller = select.poll()
+        for sock in (server, self._agent):
+            poller.register(sock.fileno(), select.POLLIN)
+        ready = dict(poller.poll(START_LIMIT_S * 1000))
+        if server.fileno() in ready:
+            raise LaunchError("create", "given up by its creator")
+        if not ready:
+            raise LaunchError("create", "the agent did not start within %g s; %s" % (START_LIMIT_S, _log()))
+        data, ancillary, _, _ = self._agent.recvmsg(4096, _socket.CMSG_SPACE(4 * len(self._orders["reach"]) + 4))
+        if not data.startswith(b"R"):
+            raise LaunchError("create", data[1:].decode("utf-8", "replace") or _log())
+        numbers = [fd for _, _, raw in ancillary for (fd,) in struct.iter_unpack("i", raw)]
+        for fd, address in zip(numbers, self._orders["reach"]):
+            os.set_inheritable(fd, False)
+            open_forward(self._loop, _socket.socket(fileno=fd), address)
+
+    def is_acknowledged(self, server):
+        """Tell the creator, and wait for its answer: a creation that nobody took is undone."""
+        server.send(b"R")
+        server.settimeout(ACKNOWLEDGE_LIMIT_S)
+        try:
+            if server.recv(1) != b"A":
+                return False
+        except OSError:
+            return False
+        with open("ready", "wb"):
+            return True
+
+    def run(self):
+        """Serve until the sandbox has ended."""
+        self._control_listener.setblocking(False)
+        _signal.signal(_signal.SIGTERM, self._on_dead)
+        self._loop.watch(self._control_listener.fileno(), select.EPOLLIN, self._on_client)
+        self._loop.watch(self._agent.fileno(), select.EPOLLRDHUP, self._on_dead)
+        if self._expires is not None:
+            self._loop.call_at(self._expires, self._on_dead)
+        self._loop.reap()
+        while not self._dead:
+            self._loop.turn()
+
+    def _on_child_dead(self, _status):
+        self._child = None
+        self._dead = True
+
+    def _on_dead(self, *_):
+        self._dead = True
+
+    def _on_client(self, _events):
+        try:
+            fd, _ = self._control_listener._accept()
+        except OSError:
+            return
+        sock = _socket.socket(fileno=fd)
+        sock.setblocking(False)
+        received = bytearray()
+
+        def on_data(_events):
+            try:
+                data = sock.recv(4096)
+                received.extend(data)
+                frame = decode(received)
+            except BlockingIOError:
+                return
+            except (OSError, ValueError):
+                data, frame = b"", None
+            if frame is not None:
+                stops = frame[0] == [b"stop"]
+                self._dead = self._dead or (stops and self.end())
+                sock.send(encode([b"alive" if stops and not self._dead else b"ok"]))
+            if frame is not None or not data:
+                self._loop.close(sock.detach())
+
+        self._loop.watch(fd, select.EPOLLIN, on_data)
+
+    def end(self):
+        """Kill all that lives in the sandbox, wait for it, take the mounts and the folder away.
+
+        Returns:
+            Whether nothing of it lives.
+        """
+        if self._ended:
+            return True
+        self._kill_known()
+        deadline = time.monotonic() + END_LIMIT_S
+        while True:
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:  # As a subreaper the keeper is the parent of all that is left.
+                break
+            if pid == self._child:
+                self._child = None
+            if pid == 0:
+                if time.monotonic() > deadline:
+                    return False
+                if not self._orders["isolated"]:
+                    kill_all(descendants_of(os.getpid()))
+                time.sleep(POLL_S)
+        self._ended = True
+        if self._orders["root"] is not None:
+            for inner in reversed(self._orders["root"]["inner_mounts"]):
+                unmount(os.path.join(MERGED, inner))
+            unmount(MERGED)
+            unmount(SPACE)
+        self._remove_folder()
+        return True
+
+    def _kill_known(self):
+        if self._agent_handle is not None:
+            try:
+                _signal.pidfd_send_signal(self._agent_handle, _signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        if self._child is not None:  # Not reaped yet, so the number is still its own.
+            os.kill(self._child, _signal.SIGKILL)
+
+    def _remove_folder(self):
+        """Remove what is known to be there; only a sandbox without isolation has a folder of free content."""
+        for name in ("ready", "agent.sock", "control.sock", "log", "meta.json"):
+            try:
+                os.unlink(name)
+            except FileNotFoundError:
+                pass
+        if not self._orders["isolated"]:
+            pid = os.posix_spawn("/bin/rm", ["rm", "-rf", "--one-file-system", "home"], {})
+            os.waitpid(pid, 0)
+        for name in (b"space", b"lock"):
+            try:
+                os.rmdir(name) if name == b"space" else os.unlink(name)
+            except OSError:
+                pass
+        try:
+            os.rmdir(self._orders["state"])
+        except OSError:
+            pass
+
+
+def kill_all(pids):
+    for pid in pids:
+        try:
+            os.kill(pid, _signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
+def _log():
+    with open("log", "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - LOG_LIMIT_BYTES))
+        return file.read().decode("utf-8", "replace").strip() or "the agent ended without a word"

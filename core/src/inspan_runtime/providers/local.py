@@ -1,0 +1,107 @@
+"""Provider ``local``: commands run on the host itself. It isolates nothing.
+
+For development, and for machines that are themselves disposable: commands see the host's files, processes and
+network, as the server's user. The contract is otherwise the isolating providers': every command has a session
+of its own and is killed by its group, the sandbox has a keeper with a time to live, `stop` ends every process
+that came from it (also one that made itself a session) and removes its bookkeeping folder. The workdir is the
+host's own folder; it is made if it does not exist, and it stays.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from inspan_core.errors import ConfigError, MountConflict
+from inspan_core.sandbox import Descriptor, Sandbox, SandboxSpec
+from inspan_runtime.providers import state_folder
+from inspan_runtime.providers.boot import command
+from inspan_runtime.providers.environment import command_environment
+from inspan_runtime.providers.interpreter import own_interpreter
+from inspan_runtime.providers.kept_sandboxes import KeptSandboxes, Plan
+from inspan_runtime.providers.reach import loopback_addresses
+from inspan_runtime.providers.spec_checks import check_options, check_spec
+
+NAME = "local"
+OPTIONS: Mapping[str, type | tuple[type, ...]] = {"runtime_dir": str}
+
+
+class LocalProvider:
+    """Implements `inspan_core.sandbox.SandboxProvider` without any isolation.
+
+    Args:
+        options: ``runtime_dir``: the bookkeeping folder; by default below XDG_RUNTIME_DIR or /tmp.
+    """
+
+    name = NAME
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        check_options(NAME, options, OPTIONS)
+        runtime_dir = Path(options.get("runtime_dir") or state_folder.default_runtime_dir())
+        self._interpreter = own_interpreter()
+        self._kept = KeptSandboxes(NAME, runtime_dir.absolute(), self._interpreter, end_marked)
+
+    async def create(self, spec: SandboxSpec, *, key: str, timeout_s: float = 60.0) -> Sandbox:
+        """See `inspan_core.sandbox.SandboxProvider.create`."""
+        check_spec(NAME, spec)
+        if spec.root != "host":
+            raise ConfigError(f"root: {spec.root!r}: provider local has the host's root only; use bubblewrap")
+        if spec.mounts:
+            raise MountConflict("provider local cannot mount anything; use bubblewrap")
+        loopback_addresses(spec.reach)
+        return await self._kept.create(lambda sandbox_id: self._plan(spec, sandbox_id), spec, key, timeout_s=timeout_s)
+
+    def _plan(self, spec: SandboxSpec, sandbox_id: str) -> Plan:
+        home = str(self._kept.runtime_dir / NAME / sandbox_id / "home")
+        return Plan(
+            descriptor={"workdir": spec.workdir, "isolation": "none", "python": self._interpreter.path},
+            orders={
+                "executable": self._interpreter.path,
+                "argv": command(self._interpreter.path),
+                "bwrap": [],
+                "map_ids": False,
+                "root": None,
+                "isolated": False,
+                "reach": [],
+            },
+            agent_orders={
+                "env": command_environment(home=home, extra=spec.env, marker=sandbox_id),
+                "workdir": os.fsencode(spec.workdir),
+                "reach": [],
+                "isolated": False,
+            },
+        )
+
+    async def connect(self, descriptor: Descriptor, *, timeout_s: float = 30.0) -> Sandbox:
+        """See `inspan_core.sandbox.SandboxProvider.connect`."""
+        return await self._kept.connect(descriptor, timeout_s=timeout_s)
+
+    async def stop(self, key: str, *, timeout_s: float = 30.0) -> None:
+        """See `inspan_core.sandbox.SandboxProvider.stop`."""
+        await self._kept.stop(key, timeout_s=timeout_s)
+
+    async def list(self, labels: Mapping[str, str]) -> list[Descriptor]:
+        """See `inspan_core.sandbox.SandboxProvider.list`."""
+        return await self._kept.list(labels)
+
+    async def aclose(self) -> None:
+        """See `inspan_core.sandbox.SandboxProvider.aclose`: nothing is held."""
+
+
+def end_marked(sandbox_id: str) -> None:
+    """Kill the processes whose environment says that they are of a sandbox; for one whose keeper was killed."""
+    marker = b"INSPAN_SANDBOX=" + sandbox_id.encode()
+    found = True
+    while found:
+        found = False
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{name}/environ", "rb") as file:
+                    if marker in file.read().split(b"\0"):
+                        os.kill(int(name), signal.SIGKILL)
+                        found = True
+            except OSError:  # It ended, or is another user's.
+                continue

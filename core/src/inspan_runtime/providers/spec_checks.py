@@ -1,0 +1,89 @@
+"""What every provider refuses in a specification."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import stat
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from inspan_core.errors import ConfigError, MountConflict
+from inspan_core.sandbox import Mount, SandboxSpec
+
+OWN_FOLDER = "/opt/inspan"
+RESERVED = ("/proc", "/dev", "/sys", OWN_FOLDER)
+
+
+def check_options(kind: str, options: Mapping[str, Any], known: Mapping[str, type | tuple[type, ...]]) -> None:
+    """Refuse options that the provider does not know, or of another type.
+
+    Raises:
+        ConfigError: Naming the key.
+    """
+    for key, value in options.items():
+        if key not in known:
+            raise ConfigError(f"provider {kind}: unknown option {key!r}; known: {', '.join(sorted(known))}")
+        if not isinstance(value, known[key]) or isinstance(value, bool):
+            raise ConfigError(f"provider {kind}: option {key} is {value!r}, expected {_name_of(known[key])}")
+
+
+def check_spec(kind: str, spec: SandboxSpec) -> None:
+    """Refuse a specification that no sandbox of the embedded kinds can have.
+
+    Raises:
+        ConfigError: Naming the field.
+    """
+    if spec.image is not None:
+        raise ConfigError(f"image: {spec.image!r} is given, but provider {kind} has no images; use root")
+    if not _is_plain(spec.workdir):
+        raise ConfigError(f"workdir: {spec.workdir!r} is not an absolute, normalised path below /")
+    if any(_inside(spec.workdir, one) for one in RESERVED):
+        raise ConfigError(f"workdir: {spec.workdir!r} lies in a reserved folder ({', '.join(RESERVED)})")
+    if spec.ttl_s is not None and not spec.ttl_s > 0:
+        raise ConfigError(f"ttl_s: {spec.ttl_s!r} is not greater than 0")
+    for name, value in spec.env.items():
+        if not name or "=" in name or "\0" in name + value:
+            raise ConfigError(f"env: {name!r} is not a variable that a process can have")
+
+
+def check_mounts(mounts: Sequence[Mount], workdir: str) -> None:
+    """Refuse mounts that cannot be made.
+
+    Raises:
+        MountConflict: Naming the mount.
+    """
+    for number, one in enumerate(mounts):
+        what = f"mount of {one.source} at {one.target}"
+        if not _is_plain(one.target):
+            raise MountConflict(f"{what}: the target is not an absolute, normalised path below /")
+        if _inside(one.target, workdir):
+            raise MountConflict(f"{what}: the target lies inside workdir {workdir}")
+        if _inside(workdir, one.target):
+            raise MountConflict(f"{what}: the target would cover workdir {workdir}")
+        for reserved in RESERVED:
+            if _inside(one.target, reserved) or _inside(reserved, one.target):
+                raise MountConflict(f"{what}: the target is reserved ({reserved})")
+        for other in mounts[:number]:
+            if _inside(one.target, other.target) or _inside(other.target, one.target):
+                raise MountConflict(f"{what}: the target is taken by the mount of {other.source} at {other.target}")
+        if not os.path.isabs(one.source):
+            raise MountConflict(f"{what}: the source is not an absolute path")
+        try:
+            mode = os.stat(one.source).st_mode
+        except OSError as error:
+            raise MountConflict(f"{what}: the source cannot be used: {error.strerror}") from error
+        if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+            raise MountConflict(f"{what}: the source is neither a folder nor a regular file")
+
+
+def _is_plain(path: str) -> bool:
+    return path.startswith("/") and path != "/" and posixpath.normpath(path) == path and "\0" not in path
+
+
+def _inside(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def _name_of(kinds: type | tuple[type, ...]) -> str:
+    return " or ".join(one.__name__ for one in (kinds if isinstance(kinds, tuple) else (kinds,)))

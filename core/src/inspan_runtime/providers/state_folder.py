@@ -1,0 +1,154 @@
+"""The folder that stands for a sandbox on the host: made before anything of it exists, gone when it is.
+
+``<runtime folder>/<provider>/<sandbox id>/`` with mode 0700 holds ``meta.json`` (descriptor, key, labels),
+``lock`` (held by the keeper as long as it lives, so a dead keeper is told by a free lock), the sockets
+``control.sock`` and ``agent.sock``, ``log`` and ``ready`` (written when the creation was acknowledged).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from inspan_core.errors import ProviderUnavailable
+
+ABANDONED_AFTER_S = 60.0
+META_LIMIT_BYTES = 1024 * 1024
+
+
+def default_runtime_dir() -> Path:
+    """Return ``$XDG_RUNTIME_DIR/inspan``, or ``/tmp/inspan-<uid>`` where there is none."""
+    given = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(given, "inspan") if given else Path(f"/tmp/inspan-{os.getuid()}")
+
+
+def sandbox_id_of(key: str) -> str:
+    """Return the one name that a key's sandbox has."""
+    return "inspan-" + hashlib.sha256(key.encode()).hexdigest()[:16]
+
+
+def prepare_folder(path: Path) -> Path:
+    """Make a private folder, and refuse one that others could write to.
+
+    Raises:
+        ProviderUnavailable: It cannot be made, or is not the user's own.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = path.lstat()
+    except OSError as error:
+        raise ProviderUnavailable(f"the runtime folder {path} cannot be made: {error.strerror}") from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise ProviderUnavailable(
+            f"the runtime folder {path} must be a folder of user {os.geteuid()} that nobody else can write to; "
+            f"give another as the option runtime_dir"
+        )
+    return path
+
+
+def claim(folder: Path, sandbox_id: str, meta: Mapping[str, Any]) -> tuple[Path, int] | None:
+    """Make a sandbox's folder, whole and locked, in one step.
+
+    Returns:
+        Its path and the descriptor that holds its lock; None when the sandbox id is taken.
+    """
+    made = folder / f".new-{secrets.token_hex(8)}"
+    made.mkdir(mode=0o700)
+    lock_fd = os.open(made / "lock", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for name in ("space", "home"):
+            (made / name).mkdir(mode=0o700)
+        with open(made / "meta.json", "x", encoding="utf-8") as file:
+            json.dump(meta, file)
+            file.flush()
+            os.fsync(file.fileno())
+        final = folder / sandbox_id
+        try:
+            made.rename(final)
+        except (FileExistsError, OSError) as error:
+            if not os.path.lexists(final):
+                raise
+            del error
+            remove(made)
+            os.close(lock_fd)
+            return None
+        _sync(folder)
+        return final, lock_fd
+    except BaseException:
+        remove(made)
+        os.close(lock_fd)
+        raise
+
+
+def remove(path: Path) -> None:
+    """Remove a folder of a dead sandbox; no mount of it is visible here."""
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def is_held(path: Path) -> bool:
+    """Whether a keeper (or a creator) of this folder lives."""
+    try:
+        fd = os.open(path / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def take_dead(path: Path) -> int | None:
+    """Lock a folder whose keeper is dead; None when it lives, is gone, or somebody else removes it."""
+    try:
+        fd = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(fd), os.stat(path / "lock")):
+            return fd
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(fd)
+    return None
+
+
+def read_meta(path: Path) -> dict[str, Any] | None:
+    """Return what `claim` wrote; None when the folder is gone."""
+    try:
+        with open(path / "meta.json", "rb") as file:
+            loaded = json.loads(file.read(META_LIMIT_BYTES))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+    return loaded if isinstance(loaded, dict) else None
+
+
+def folders_in(folder: Path) -> Iterator[Path]:
+    """Yield the sandboxes' folders, dead ones too, and remove what a killed creator left unfinished."""
+    for entry in os.scandir(folder):
+        if not entry.name.startswith("."):
+            yield Path(entry.path)
+        elif time.time() - entry.stat(follow_symlinks=False).st_mtime > ABANDONED_AFTER_S:
+            if not is_held(Path(entry.path)):
+                remove(Path(entry.path))
+
+
+def _sync(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
