@@ -1,0 +1,111 @@
+"""What the plugin declares, and the checks of its options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import frozen
+
+from inspan_core.errors import ConfigError
+from inspan_core.harness import HarnessSpec
+
+PI_VERSION = "1.6.0"
+NODE_VERSION = "24.19.0"
+THINKING_LEVELS = ("off", "minimal", "low", "medium", "high", "xhigh", "max")
+BUILTIN_TOOLS = ("read", "bash", "edit", "write", "grep", "find", "ls")
+
+HARNESS = HarnessSpec(
+    name="pi",
+    version=PI_VERSION,
+    model_api="chat_completions",
+    level=4,
+    request_fields={
+        "input": "applied",
+        "instructions": "applied",
+        "metadata": "applied",
+        "max_output_tokens": "applied",
+        "temperature": "applied",
+        "top_p": "applied",
+        "reasoning": "applied",
+        # Applied in the one sense in which Pi can: its own tools, chosen freely by the model.
+        "tools": "applied",
+        "tool_choice": "applied",
+        "parallel_tool_calls": "applied",
+        "model": "ignored",
+    },
+    tool_sources=frozenset({"builtin"}),
+    builtin_tools=frozenset(BUILTIN_TOOLS),
+    options={
+        "context_window": 131072,
+        "max_output_tokens": 16384,
+        "thinking": "off",
+        "tools": ["read", "bash", "edit", "write"],
+        "system_prompt": "append",
+        "context_files": False,
+        "max_retries": 3,
+        "retry_base_delay_ms": 2000,
+    },
+    summary="The Pi coding agent, with its own Node, over streaming Chat Completions.",
+)
+
+
+@frozen(kw_only=True)
+class PiOptions:
+    """The plugin's options, checked.
+
+    Attributes:
+        context_window: The model's context in tokens; Pi only reports it, since compaction is off.
+        max_output_tokens: Tokens that one model call may produce, unless the request says less or more.
+        thinking: Pi's thinking level when the request has no ``reasoning.effort``.
+        tools: Pi's own tools that the model may use; an empty list means none.
+        system_prompt: ``"append"`` the instructions to Pi's own prompt, or ``"replace"`` it by them.
+        context_files: Whether AGENTS.md and CLAUDE.md of the task are read.
+        max_retries: How often Pi repeats a model call that failed in a way that may pass.
+        retry_base_delay_ms: Milliseconds before the first repetition; doubled each time.
+    """
+
+    context_window: int
+    max_output_tokens: int
+    thinking: str
+    tools: tuple[str, ...]
+    system_prompt: str
+    context_files: bool
+    max_retries: int
+    retry_base_delay_ms: int
+
+
+def read_options(options: Mapping[str, Any]) -> PiOptions:
+    """Check the options; what is not given has its declared default.
+
+    Raises:
+        ConfigError: A value does not fit; names the option, the value and what was expected.
+    """
+    given = {**HARNESS.options, **options}
+    unknown = sorted(set(given) - set(HARNESS.options))
+    if unknown:
+        raise ConfigError(f"unknown option {unknown[0]!r} of pi; known: {', '.join(sorted(HARNESS.options))}")
+    for name, least in (
+        ("context_window", 1),
+        ("max_output_tokens", 1),
+        ("max_retries", 0),
+        ("retry_base_delay_ms", 0),
+    ):
+        value = given[name]
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ConfigError(f"option {name!r} of pi is {value!r}, expected a whole number >= {least}")
+    _one_of("thinking", given["thinking"], THINKING_LEVELS)
+    _one_of("system_prompt", given["system_prompt"], ("append", "replace"))
+    if not isinstance(given["context_files"], bool):
+        raise ConfigError(
+            f"option 'context_files' of pi is {given['context_files']!r}, expected true or false"
+        )
+    tools = given["tools"]
+    if not isinstance(tools, list | tuple) or any(tool not in BUILTIN_TOOLS for tool in tools):
+        raise ConfigError(f"option 'tools' of pi is {tools!r}, expected a list of {', '.join(BUILTIN_TOOLS)}")
+    return PiOptions(**{**given, "tools": tuple(tools)})
+
+
+def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"option {name!r} of pi is {value!r}, expected one of {', '.join(allowed)}")

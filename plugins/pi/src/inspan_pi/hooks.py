@@ -1,0 +1,86 @@
+"""The hooks of the plugin."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+from inspan_core.harness import (
+    ActivationContext,
+    CollectContext,
+    HarnessContext,
+    HarnessSpec,
+    ParsedActivation,
+    ParseInput,
+    SandboxCommand,
+)
+from inspan_core.hookspecs import hookimpl
+from inspan_pi import parse, runtime
+from inspan_pi.declaration import HARNESS, read_options
+from inspan_pi.request import read_request
+from inspan_pi.settings import run_order
+
+RUNNER = "sandbox_runner.py"
+# Each artifact and the most that is taken of it; of the last ones only the tail matters.
+WHOLE_FILES = {"output.json": 8 * 1024 * 1024, "runtime_info.json": 64 * 1024}
+TAIL_FILES = {
+    "events.jsonl": 64 * 1024 * 1024,
+    "session.jsonl": 64 * 1024 * 1024,
+    "stderr.log": 1024 * 1024,
+    "output.log": 1024 * 1024,
+}
+
+
+@hookimpl
+def inspan_harness() -> HarnessSpec:
+    """Declare Pi."""
+    return HARNESS
+
+
+@hookimpl
+async def inspan_install(context: HarnessContext) -> Mapping[str, Any]:
+    """Check, reuse or install the runtime; upload the shim."""
+    read_options(context.options)
+    found = await runtime.install(context.installer)
+    source = resources.files("inspan_pi").joinpath(RUNNER).read_text()
+    await context.upload_text(RUNNER, source, mode=0o600)
+    return found
+
+
+@hookimpl
+async def inspan_stage(context: ActivationContext) -> SandboxCommand:
+    """Upload the activation's input; the command names only the shim."""
+    options = read_options(context.options)
+    order = run_order(
+        read_request(context.request, options),
+        options,
+        session_id=str(uuid.uuid4()),
+        prefix=str(context.runtime["prefix"]),
+        session_dir=context.session_dir,
+        workdir=context.workdir,
+        model_base_url=context.model_base_url,
+        model_name=context.model_name,
+        model_key=context.model_key,
+        run_timeout_s=context.run_timeout_s,
+    )
+    await context.upload_text("input.json", json.dumps(order), mode=0o600)
+    python = str(context.runtime["python"])
+    return SandboxCommand(argv=[python, "-I", "-S", f"{context.session_dir}/{RUNNER}"], python=python)
+
+
+@hookimpl
+async def inspan_collect(context: CollectContext) -> None:
+    """Copy what the shim and Pi left."""
+    for name, limit_bytes in WHOLE_FILES.items():
+        await context.download(name, limit_bytes=limit_bytes)
+    for name, limit_bytes in TAIL_FILES.items():
+        await context.download(name, limit_bytes=limit_bytes, tail=True)
+
+
+@hookimpl
+def inspan_parse(run: ParseInput) -> ParsedActivation:
+    """Turn the artifacts into a response and observations."""
+    return parse.parse(run)

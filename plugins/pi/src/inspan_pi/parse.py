@@ -1,0 +1,195 @@
+"""Artifacts to a response and observations: pure, and never raises on what a sandbox may hold."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from inspan_core.findings import Outcome
+from inspan_core.harness import ParsedActivation, ParseInput
+from inspan_core.observations import (
+    AgentInvocation,
+    AgentObservationBundle,
+    ContextCompaction,
+    InvocationStatus,
+    ModelCallRef,
+    ObservationGap,
+    ToolCall,
+    ToolCallStatus,
+)
+from inspan_pi.items import Output, to_output
+from inspan_pi.outcome import Ending, read_ending
+from inspan_pi.sandbox import parse_runtime_info
+from inspan_pi.trace import Compaction, Execution, Trace, read_trace
+from inspan_pi.usage import total_usage, was_answered
+
+STATUSES: Mapping[Outcome, InvocationStatus] = {
+    Outcome.COMPLETED: "completed",
+    Outcome.INCOMPLETE: "incomplete",
+    Outcome.FAILED: "failed",
+    Outcome.UNPROCESSABLE: "failed",
+}
+
+
+def parse(run: ParseInput) -> ParsedActivation:
+    """The plugin's whole parser."""
+    trace = read_trace(run.artifacts)
+    ending = read_ending(run, trace)
+    output = to_output(trace)
+    usage, usage_gaps = total_usage(trace.answers)
+    identity = trace.session_id or _digest(run)
+    references, reference_gaps = _model_calls(run, trace)
+    invocation = AgentInvocation(
+        invocation_id=identity,
+        status=STATUSES[ending.outcome],
+        duration_ms=trace.duration_ms,
+        error_type=ending.error_type,
+        model_calls=references,
+        conversation=(*_input_items(run.request), *output.items),
+    )
+    tools = [_tool_call(execution, identity, run) for execution in trace.executions]
+    compactions = [_compaction(each, identity) for each in trace.compactions]
+    gaps = [ObservationGap(code=each.code, detail=each.detail) for each in run.artifacts.problems]
+    gaps += [*trace.gaps, *output.gaps, *usage_gaps, *reference_gaps, *_run_gaps(run)]
+    response = _response(run, trace, ending, output, usage, identity) if trace.answers else None
+    return ParsedActivation(
+        outcome=ending.outcome,
+        response=response,
+        observations=AgentObservationBundle(
+            source="pi", records=(invocation, *tools, *compactions), gaps=tuple(gaps)
+        ),
+        detail=ending.detail if ending.outcome in (Outcome.FAILED, Outcome.UNPROCESSABLE) else None,
+    )
+
+
+def _model_calls(run: ParseInput, trace: Trace) -> tuple[tuple[ModelCallRef, ...], list[ObservationGap]]:
+    references, missing = [], 0
+    for answer in trace.answers:
+        response_id = answer.body.get("responseId")
+        if isinstance(response_id, str) and response_id:
+            references.append(ModelCallRef(model_ref=run.model_name, response_id=response_id))
+        elif answer.body.get("stopReason") != "aborted" or was_answered(answer):
+            # Pi also writes an empty, aborted answer for the call that a stop kept it from making.
+            missing += 1
+    if not missing:
+        return tuple(references), []
+    detail = f"{missing} model calls brought no response id"
+    return tuple(references), [ObservationGap(code="model_call_reference_unavailable", detail=detail)]
+
+
+def _tool_call(execution: Execution, identity: str, run: ParseInput) -> ToolCall:
+    started_at, ended_at = execution.started_at, execution.ended_at
+    if started_at is not None and ended_at is not None and ended_at < started_at:
+        # The sandbox's clock was set back between them.
+        started_at = ended_at = None
+    duration_ms = execution.duration_ms
+    if duration_ms is None and started_at is not None and ended_at is not None:
+        duration_ms = (ended_at - started_at) * 1000.0
+    status: ToolCallStatus = "completed"
+    if execution.is_error is None:
+        status = "cancelled" if run.timed_out or run.interrupted else "incomplete"
+    elif execution.is_error:
+        status = "failed"
+    known = started_at is not None or duration_ms is not None
+    return ToolCall(
+        invocation_id=identity,
+        tool_call_id=execution.call_id,
+        tool_name=execution.name,
+        sandbox_id=run.sandbox_id,
+        started_at=started_at,
+        completed_at=ended_at,
+        duration_ms=duration_ms,
+        timing_source="harness" if known else None,
+        status=status,
+        error_type="tool_error" if execution.is_error else None,
+    )
+
+
+def _compaction(compaction: Compaction, identity: str) -> ContextCompaction:
+    result = compaction.result or {}
+    before, after = result.get("tokensBefore"), result.get("estimatedTokensAfter")
+    summary, kept = result.get("summary"), result.get("firstKeptEntryId")
+    outcomes = {"completed": "completed", "failed": "failed", "aborted": "aborted"}
+    return ContextCompaction(
+        invocation_id=identity,
+        observed_at=compaction.observed_at,
+        trigger=compaction.reason,
+        tokens_before=before if type(before) is int else None,
+        tokens_after=after if type(after) is int else None,
+        outcome=outcomes.get(compaction.outcome, "unknown"),  # type: ignore[arg-type]
+        summary=summary if isinstance(summary, str) else None,
+        first_kept_item_id=kept if isinstance(kept, str) else None,
+    )
+
+
+def _run_gaps(run: ParseInput) -> list[ObservationGap]:
+    gaps = []
+    if parse_runtime_info(run.artifacts.files.get("runtime_info.json")) is None:
+        detail = "runtime_info.json is missing or malformed"
+        gaps.append(ObservationGap(code="runtime_info_unavailable", detail=detail))
+    prompt = _last_text(run.request)
+    if prompt is not None and prompt != prompt.strip():
+        detail = "Pi takes the blanks off both ends of the prompt"
+        gaps.append(ObservationGap(code="prompt_whitespace_trimmed", detail=detail))
+    return gaps
+
+
+def _last_text(request: Mapping[str, Any]) -> str | None:
+    items = _input_items(request)
+    content = items[-1].get("content") if items else None
+    if isinstance(content, str):
+        return content
+    texts = [part.get("text") for part in content or () if isinstance(part, Mapping)]
+    return "\n".join(text for text in texts if isinstance(text, str)) or None
+
+
+def _input_items(request: Mapping[str, Any]) -> list[dict[str, Any]]:
+    given = request.get("input")
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    return [dict(item) for item in given or () if isinstance(item, Mapping)]
+
+
+def _response(
+    run: ParseInput,
+    trace: Trace,
+    ending: Ending,
+    output: Output,
+    usage: dict[str, Any] | None,
+    identity: str,
+) -> dict[str, Any]:
+    request = run.request
+    metadata = dict(request.get("metadata") or {})
+    if ending.stop_reason is not None:
+        metadata["stop_reason"] = ending.stop_reason
+    failed = STATUSES[ending.outcome] == "failed"
+    message = str((ending.detail or {}).get("message")) if failed else None
+    return {
+        "id": f"resp_{identity.replace('-', '')}",
+        "object": "response",
+        "created_at": trace.first_at or 0.0,
+        "model": run.model_name,
+        "status": STATUSES[ending.outcome],
+        "output": output.items,
+        "usage": usage,
+        "instructions": request.get("instructions"),
+        "metadata": metadata,
+        "max_output_tokens": request.get("max_output_tokens"),
+        "temperature": request.get("temperature"),
+        "top_p": request.get("top_p"),
+        "reasoning": request.get("reasoning"),
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [],
+        "incomplete_details": {"reason": ending.reason} if ending.reason else None,
+        "error": {"code": ending.error_code, "message": message} if failed else None,
+    }
+
+
+def _digest(run: ParseInput) -> str:
+    """An identity for a run whose trace has none."""
+    digest = hashlib.sha256()
+    for name in sorted(run.artifacts.files):
+        digest.update(run.artifacts.files[name])
+    return digest.hexdigest()[:32]
