@@ -299,8 +299,8 @@ class Run:
         code = 126
         try:
             os.setsid()
+            set_signals(signal.SIG_DFL, ())  # Before the parent may signal us, or the SIGTERM is lost.
             os.write(failure, b"+")
-            set_signals(signal.SIG_DFL, ())
             attempt(OSError, set_oom_score, "500")
             os.chdir(self.command["cwd"] or origin)
             argv = [encode(item) for item in self.command["argv"]]
