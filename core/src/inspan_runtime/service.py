@@ -15,104 +15,35 @@ from typing import Any
 
 import anyio
 import anyio.abc
-from attrs import define, evolve, field, frozen
 
-from inspan_core.codec import encode
-from inspan_core.effects import ActivationBody, CloseBody, ErrorBody, Reply, SeedBody
 from inspan_core.errors import InspanError, RequestRefused
 from inspan_core.events import ActivateRequested, CloseRequested, SeedRequested
 from inspan_core.findings import Cookie, Path
 from inspan_core.harness import Artifacts
-from inspan_core.observations import AgentObservationBundle, ObservationGap
 from inspan_core.plugins import Plugins
-from inspan_core.receipts import CleanupReceipt, ProcessesReport
 from inspan_core.relay import Harness
-from inspan_core.session import Phase, Session, Settings
-from inspan_core.wire import CloseRequest, CloseResponse, SeedRequest, ToolAccess
+from inspan_core.session import Phase, Session
+from inspan_core.wire import CloseRequest, SeedRequest
 from inspan_runtime.budgets import resolve_agent_timeout
+from inspan_runtime.contents import Record, error_answer, to_answer
 from inspan_runtime.driver import SessionDriver
 from inspan_runtime.grants import check_grants, effective_tool_accesses
-from inspan_runtime.harness_work import Activation, HarnessWork, OwnedSandbox, ProviderFactory
+from inspan_runtime.harness_work import Activation, HarnessWork, ProviderFactory
 from inspan_runtime.install_cache import RuntimeCache
-from inspan_runtime.perform import Performer, Supervision
+from inspan_runtime.perform import Performer
 from inspan_runtime.requests import check_request
 from inspan_runtime.room import Room
+from inspan_runtime.service_settings import Answer, ServiceSettings, SessionEvidence
 from inspan_runtime.slots import SlotPool
 
 CLOSED_WORKDIR = "/"
 OVER = frozenset({Phase.NEW, Phase.CLOSED, Phase.FENCED})
+__all__ = ["AgentService", "Answer", "ServiceSettings", "SessionEvidence"]
+
 SHUTDOWN_STEPS = 5
 """A close has at most so many steps, each with its own budget."""
 
 log = logging.getLogger(__name__)
-
-
-@frozen(kw_only=True)
-class ServiceSettings:
-    """What the service needs to know of its configuration.
-
-    Attributes:
-        model_base_url: The Model Server's URL without rollout prefix and ``/v1``, reachable from sandboxes.
-        model_name: The model that harnesses ask for.
-        model_key: Gives the episode's own key for the Model Server from its capture key.
-        run_timeout_s: Most seconds that a run may take.
-        concurrency: How many runs may be under way at once.
-        session: The machine's budgets.
-        supervision: The supervisor's budgets.
-        session_dir_root: Absolute folder inside sandboxes for session folders. Its name shows in command
-            lines inside, so it names neither the harness nor an interpreter.
-        owned: The sandbox of sessions that bring none, or None: such seeds are refused.
-        options: The harness's options.
-        tool_accesses: The configuration's tool grants.
-        fence_limit: How many fences of ids never seeded are kept.
-    """
-
-    model_base_url: str
-    model_name: str
-    model_key: Callable[[str], str] = field(default=lambda _capture_key: "inspan", repr=False)
-    run_timeout_s: float = 21600.0
-    concurrency: int = 64
-    session: Settings = field(factory=Settings)
-    supervision: Supervision = field(factory=Supervision)
-    session_dir_root: str = "/tmp/inspan"
-    owned: OwnedSandbox | None = None
-    options: Mapping[str, Any] = field(factory=dict)
-    tool_accesses: tuple[ToolAccess, ...] = ()
-    fence_limit: int = 10_000
-
-
-@frozen(kw_only=True)
-class Answer:
-    """An HTTP status and its JSON body."""
-
-    status: int
-    body: Mapping[str, Any]
-
-
-@frozen(kw_only=True)
-class SessionEvidence:
-    """What is kept of a session's run, for operators and demonstrations.
-
-    Attributes:
-        receipt: The termination receipt, or None.
-        processes: What the supervisor reported of processes, or None.
-        artifacts: What was collected.
-        gradable: Whether activation was answered 200 and the close succeeded.
-    """
-
-    receipt: CleanupReceipt | None
-    processes: ProcessesReport | None
-    artifacts: Artifacts
-    gradable: bool
-
-
-@define(eq=False)
-class _Record:
-    seed: SeedRequest | None
-    driver: SessionDriver
-    work: HarnessWork | None
-    room: Room
-    closed_body: Mapping[str, Any] | None = None
 
 
 class AgentService:
@@ -139,7 +70,7 @@ class AgentService:
         self.settings = settings
         self._providers = providers
         self._observers = () if plugins is None else (plugins.observe,)
-        self._records: dict[str, _Record] = {}
+        self._records: dict[str, Record] = {}
         self._by_capture_key: dict[str, str] = {}
         self._fences: OrderedDict[str, None] = OrderedDict()
         self._cache = cache
@@ -198,7 +129,7 @@ class AgentService:
             try:
                 record = self._seeded_record(body)
             except RequestRefused as refusal:
-                return _error(422, str(refusal))
+                return error_answer(422, str(refusal))
         reply = await record.driver.ask(
             lambda waiter, at: SeedRequested(
                 at=at,
@@ -208,7 +139,7 @@ class AgentService:
                 cookie=cookie,
             )
         )
-        return self._answer(session_id, record, reply)
+        return to_answer(session_id, record, reply)
 
     async def activate(
         self,
@@ -230,18 +161,20 @@ class AgentService:
             cookie: ABSENT, SAME or MALFORMED.
         """
         if cookie is Cookie.MALFORMED:
-            return _error(409, "the session cookie is malformed: this is never a call without a session")
+            return error_answer(
+                409, "the session cookie is malformed: never a call without a session"
+            )
         if session_id is None:
             return self._without_session(capture_key)
         record = self._records.get(session_id)
         seed = None if record is None else record.seed
         if record is None or seed is None:
-            return _error(409, f"agent session {session_id!r} is not open here")
+            return error_answer(409, f"agent session {session_id!r} is not open here")
         try:
             check_request(self.harness.spec, body)
             run_timeout_s = resolve_agent_timeout(body.get("metadata"), self.settings.run_timeout_s)
         except RequestRefused as refusal:
-            return _error(422, str(refusal))
+            return error_answer(422, str(refusal))
         if record.work is not None and record.driver.session.phase is Phase.READY:
             record.work.activation = self._activation(seed, token_capture, body)
         reply = await record.driver.ask(
@@ -254,7 +187,7 @@ class AgentService:
                 run_timeout_s=run_timeout_s,
             )
         )
-        return self._answer(session_id, record, reply)
+        return to_answer(session_id, record, reply)
 
     async def close(self, body: CloseRequest, cookie: Cookie) -> Answer:
         """Close a session, join its closing, or repeat the answer; also for an id never seeded."""
@@ -268,7 +201,7 @@ class AgentService:
         reply = await record.driver.ask(
             lambda waiter, at: CloseRequested(at=at, waiter=waiter, cookie=cookie, same_episode=same)
         )
-        return self._answer(session_id, record, reply)
+        return to_answer(session_id, record, reply)
 
     def evidence(self, session_id: str) -> SessionEvidence | None:
         """What is kept of a session, while its record is retained; None for an id that is not known."""
@@ -289,7 +222,7 @@ class AgentService:
 
     # --- records ---------------------------------------------------------------------------------
 
-    def _seeded_record(self, body: SeedRequest) -> _Record:
+    def _seeded_record(self, body: SeedRequest) -> Record:
         grants = effective_tool_accesses(body, self.settings.tool_accesses)
         skipped = check_grants(self.harness.spec, grants)
         self._check_sandbox(body)
@@ -323,7 +256,7 @@ class AgentService:
                 field="sandbox_access.connection.provider_config_ref",
             )
 
-    def _add(self, session_id: str, seed: SeedRequest | None, work: HarnessWork | None) -> _Record:
+    def _add(self, session_id: str, seed: SeedRequest | None, work: HarnessWork | None) -> Record:
         workdir = CLOSED_WORKDIR
         if seed is not None and seed.sandbox_access is not None:
             workdir = seed.sandbox_access.workdir
@@ -342,7 +275,7 @@ class AgentService:
             spawn=self._spawn,
             observers=(self._forget, *self._observers),
         )
-        record = _Record(seed=seed, driver=driver, work=work, room=room)
+        record = Record(seed=seed, driver=driver, work=work, room=room)
         self._records[session_id] = record
         if seed is not None:
             self._by_capture_key[seed.episode_id.capture_key] = session_id
@@ -397,46 +330,10 @@ class AgentService:
 
     def _without_session(self, capture_key: str | None) -> Answer:
         if capture_key is not None and capture_key in self._by_capture_key:
-            return _error(
+            return error_answer(
                 409, f"rollout {capture_key!r} belongs to an agent session: its session cookie is missing"
             )
-        return _error(422, "this server does not run activations without an agent session")
-
-    def _answer(self, session_id: str, record: _Record, reply: Reply) -> Answer:
-        match reply.body:
-            case SeedBody():
-                return Answer(status=reply.status, body={"agent_session_id": session_id})
-            case ActivationBody():
-                parsed = None if record.work is None else record.work.parsed
-                if parsed is None or parsed.response is None:
-                    return _error(503, "the harness's parser returned no response")
-                return Answer(status=reply.status, body=parsed.response)
-            case CloseBody():
-                if record.closed_body is None:
-                    record.closed_body = self._closed_body(session_id, record, reply.body)
-                return Answer(status=reply.status, body=record.closed_body)
-            case ErrorBody(detail=detail):
-                return _error(reply.status, self._detail(record, detail))
-
-    def _detail(self, record: _Record, detail: str) -> Any:
-        parsed = None if record.work is None else record.work.parsed
-        if parsed is not None and parsed.detail is not None and detail == str(parsed.detail):
-            return parsed.detail
-        return detail
-
-    def _closed_body(self, session_id: str, record: _Record, body: CloseBody) -> Mapping[str, Any]:
-        bundle: AgentObservationBundle | None = None
-        work = record.work
-        if body.seeded and work is not None:
-            if work.parsed is not None:
-                bundle = work.parsed.observations
-            else:
-                bundle = AgentObservationBundle(source=self.harness.spec.name)
-            gaps = [ObservationGap(code=gap.code.value, detail=gap.detail) for gap in body.gaps]
-            bundle = evolve(bundle, gaps=(*bundle.gaps, *work.gaps, *gaps))
-        response = CloseResponse(agent_session_id=session_id, agent_observations=bundle)
-        encoded: Mapping[str, Any] = encode(response)
-        return encoded
+        return error_answer(422, "this server does not run activations without an agent session")
 
 
 class _NoWork:
@@ -450,7 +347,3 @@ def _path_finding(capture_key: str | None, seed: SeedRequest) -> Path:
     if capture_key is None:
         return Path.UNPREFIXED
     return Path.MATCHES if capture_key == seed.episode_id.capture_key else Path.OTHER_KEY
-
-
-def _error(status: int, detail: Any) -> Answer:
-    return Answer(status=status, body={"detail": detail})

@@ -1,0 +1,86 @@
+"""What the machine's replies look like on the wire: it decides status and kind, contents are kept here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import define, evolve
+
+from inspan_core.codec import encode
+from inspan_core.effects import ActivationBody, CloseBody, ErrorBody, Reply, SeedBody
+from inspan_core.observations import AgentObservationBundle, ObservationGap
+from inspan_core.session import Evidence
+from inspan_core.wire import CloseResponse, SeedRequest
+from inspan_runtime.driver import SessionDriver
+from inspan_runtime.harness_work import HarnessWork
+from inspan_runtime.room import Room
+from inspan_runtime.service_settings import Answer
+
+
+@define(eq=False)
+class Record:
+    """One session of the service.
+
+    Attributes:
+        seed: The seed that opened it; None for an id that was only closed.
+        driver: Holds the machine's state.
+        work: The harness's side; None with `seed`.
+        room: The world's side.
+        closed_body: The body of the successful close, kept for its replays.
+    """
+
+    seed: SeedRequest | None
+    driver: SessionDriver
+    work: HarnessWork | None
+    room: Room
+    closed_body: Mapping[str, Any] | None = None
+
+
+def error_answer(status: int, detail: Any) -> Answer:
+    """``{"detail": ...}`` with its status."""
+    return Answer(status=status, body={"detail": detail})
+
+
+def to_answer(session_id: str, record: Record, reply: Reply) -> Answer:
+    """Join a reply with the retained contents that it speaks of."""
+    match reply.body:
+        case SeedBody():
+            return Answer(status=reply.status, body={"agent_session_id": session_id})
+        case ActivationBody():
+            parsed = None if record.work is None else record.work.parsed
+            if parsed is None or parsed.response is None:
+                return error_answer(503, "the harness's parser returned no response")
+            return Answer(status=reply.status, body=parsed.response)
+        case CloseBody():
+            if record.closed_body is None:
+                record.closed_body = _closed_body(session_id, record, reply.body)
+            return Answer(status=reply.status, body=record.closed_body)
+        case ErrorBody(detail=detail):
+            return error_answer(reply.status, _detail(record, detail))
+
+
+def _detail(record: Record, detail: str) -> Any:
+    """The parser's own object instead of its text; what a launch that never was printed, beside its error."""
+    parsed = None if record.work is None else record.work.parsed
+    if parsed is not None and parsed.detail is not None and detail == str(parsed.detail):
+        return parsed.detail
+    run, handle = record.driver.session.run, record.room.exec
+    if run.evidence is Evidence.NEVER_LAUNCHED and handle is not None and handle.complaint:
+        return f"{detail}: {handle.complaint}"
+    return detail
+
+
+def _closed_body(session_id: str, record: Record, body: CloseBody) -> Mapping[str, Any]:
+    bundle: AgentObservationBundle | None = None
+    work = record.work
+    if body.seeded and work is not None:
+        if work.parsed is not None:
+            bundle = work.parsed.observations
+        else:
+            bundle = AgentObservationBundle(source=work.harness.spec.name)
+        gaps = [ObservationGap(code=gap.code.value, detail=gap.detail) for gap in body.gaps]
+        bundle = evolve(bundle, gaps=(*bundle.gaps, *work.gaps, *gaps))
+    response = CloseResponse(agent_session_id=session_id, agent_observations=bundle)
+    encoded: Mapping[str, Any] = encode(response)
+    return encoded
