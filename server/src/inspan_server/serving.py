@@ -16,13 +16,16 @@ LOOPBACK = "127.0.0.1"
 
 
 @asynccontextmanager
-async def served(app: Any, *, port: int = 0, graceful_timeout_s: float = 5.0) -> AsyncIterator[str]:
+async def served(
+    app: Any, *, port: int = 0, graceful_timeout_s: float = 5.0, shutdown_timeout_s: float = 600.0
+) -> AsyncIterator[str]:
     """Serve an ASGI application on loopback; open connections are given up after the block.
 
     Args:
         app: The application.
         port: 0: any free port.
-        graceful_timeout_s: How long running requests may go on once the block has ended.
+        graceful_timeout_s: How long running requests may go on once the block has ended, in seconds.
+        shutdown_timeout_s: How long the application's own shutdown may take after that, in seconds.
 
     Yields:
         The base URL, for example ``"http://127.0.0.1:40123"``; connections are accepted from then on.
@@ -39,19 +42,25 @@ async def served(app: Any, *, port: int = 0, graceful_timeout_s: float = 5.0) ->
         bound_port = listener.getsockname()[1]
         stopping = anyio.Event()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_serve, app, listener, stopping, graceful_timeout_s)
+            tasks.start_soon(_serve, app, _config(listener, graceful_timeout_s, shutdown_timeout_s), stopping)
             try:
                 yield f"http://{LOOPBACK}:{bound_port}"
             finally:
                 stopping.set()
 
 
-async def _serve(app: Any, listener: socket.socket, stopping: anyio.Event, graceful_timeout_s: float) -> None:
+def _config(listener: socket.socket, graceful_timeout_s: float, shutdown_timeout_s: float) -> Config:
     config = Config()
     # Hypercorn closes the descriptor that it is given.
     config.bind = [f"fd://{listener.detach()}"]
     config.graceful_timeout = graceful_timeout_s
+    config.shutdown_timeout = shutdown_timeout_s
     config.accesslog = None
     config.errorlog = logging.getLogger("inspan.http")
+    return config
+
+
+async def _serve(app: Any, config: Config, stopping: anyio.Event) -> None:
+    # Cancelling whoever serves must not skip the application's own shutdown.
     with anyio.CancelScope(shield=True):
         await serve(app, config, shutdown_trigger=stopping.wait)

@@ -38,7 +38,7 @@ from inspan_server.environment.bodies import (
     read_json,
 )
 from inspan_server.environment.markers import COOKIE, SESSION_ID, Markers
-from inspan_server.environment.resources_session import ResourcesSession, Sessions, Workplace
+from inspan_server.environment.resources_session import BeforeStop, ResourcesSession, Sessions, Workplace
 from inspan_server.environment.task import Task
 
 ResourcesId = Annotated[str, Text(pattern=f"^{SESSION_ID.pattern}$")]
@@ -68,6 +68,7 @@ def create_resources_app(
     *,
     workplace: Workplace,
     observe: Callable[[str, str], None] | None = None,
+    before_stop: BeforeStop | None = None,
     close_retry_window_s: float = 300.0,
 ) -> Starlette:
     """Build the Resources Server's application.
@@ -81,6 +82,7 @@ def create_resources_app(
         workplace: What every sandbox gets, and how an Agent Server reaches it.
         observe: Called with a session id and a step (``create_sandbox``, ``prepare_task``, ``run_tests``,
             ``stop_sandbox``) when the step begins.
+        before_stop: Given each prepared sandbox and its workdir for a last look before it is stopped.
         close_retry_window_s: How long a closed session's answer is kept, in seconds.
     """
     sessions = Sessions(
@@ -88,6 +90,7 @@ def create_resources_app(
         workplace=workplace,
         observe=observe or (lambda session_id, step: None),
         close_retry_window_s=close_retry_window_s,
+        before_stop=before_stop,
     )
     server = _Resources(sessions=sessions, tasks=tasks, workplace=workplace)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 import anyio
 from attrs import define, field, frozen
@@ -16,6 +17,8 @@ from inspan_server.environment.preparation import Verification, prepare_reposito
 from inspan_server.environment.task import Task
 
 MAX_FENCES = 10_000
+BeforeStop = Callable[[Sandbox, str], Awaitable[None]]
+log = logging.getLogger(__name__)
 
 
 @frozen(kw_only=True)
@@ -76,6 +79,7 @@ class Sessions:
     workplace: Workplace
     observe: Callable[[str, str], None]
     close_retry_window_s: float
+    before_stop: BeforeStop | None = None
     _sessions: dict[str, ResourcesSession] = field(factory=dict, init=False)
     _fences: dict[str, tuple[EpisodeId, float]] = field(factory=dict, init=False)
 
@@ -205,9 +209,21 @@ class Sessions:
             session.working.cancel()
         async with session.lock:
             if session.closed_at is None:
+                await self._look_once_more(session)
                 self.observe(session_id, "stop_sandbox")
                 await self._stop(session)
                 session.closed_at = time.monotonic()
+
+    async def _look_once_more(self, session: ResourcesSession) -> None:
+        sandbox, access = session.sandbox, session.access
+        if self.before_stop is None or sandbox is None or access is None:
+            return
+        with anyio.move_on_after(self.workplace.stop_timeout_s):
+            try:
+                await self.before_stop(sandbox, access.workdir)
+            except InspanError as error:
+                # Whatever it wanted to see, it must not keep the sandbox alive.
+                log.warning("session %s: the last look failed: %s", session.session_id, error)
 
     async def stop_all(self) -> None:
         """Stop what is left, each within its bound; what cannot be stopped is left to its lifetime limit."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -70,6 +70,7 @@ class Capture:
         max_rollout_bytes: Sum of bodies kept for each rollout; later bodies are cut to nothing.
         max_rollouts: Rollouts kept; calls of later ones are only counted.
         max_strays: Paths kept of calls that carried no rollout prefix.
+        observe: Called with each call as it was kept; must not block.
     """
 
     max_calls: int = 2000
@@ -77,6 +78,7 @@ class Capture:
     max_rollout_bytes: int = 64 * 1024 * 1024
     max_rollouts: int = 100_000
     max_strays: int = 100
+    observe: Callable[[ModelCall], None] | None = None
     stray_calls: int = field(default=0, init=False)
     unauthorized_calls: int = field(default=0, init=False)
     calls_of_refused_rollouts: int = field(default=0, init=False)
@@ -97,7 +99,10 @@ class Capture:
         request, request_bytes = self._bounded(call.request, rollout.held_bytes)
         response, response_bytes = self._bounded(call.response, rollout.held_bytes + request_bytes)
         rollout.held_bytes += request_bytes + response_bytes
-        rollout.calls.append(attrs.evolve(call, request=request, response=response))
+        kept = attrs.evolve(call, request=request, response=response)
+        rollout.calls.append(kept)
+        if self.observe is not None:
+            self.observe(kept)
 
     def record_stray(self, path: str) -> None:
         """Note a call that carried no rollout prefix: it belongs to nobody."""
