@@ -152,7 +152,9 @@ def _union_hook(kind: Any, converter: Converter) -> Callable[[Any, Any], Any]:
             return choose(value)
         if len(members) == 1:
             return next(iter(hooks.values()))(value, members[0])
-        name = type(value)
+        name: type = type(value)
+        if name is int and int not in hooks:
+            name = float
         if name not in hooks:
             names = " or ".join(_JSON_NAMES[item] for item in by_type)
             raise fault("union_type", f"must be {names}", value)

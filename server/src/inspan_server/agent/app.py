@@ -1,0 +1,67 @@
+"""The Agent Server as an ASGI application."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+
+from inspan_core.plugins import Plugins
+from inspan_runtime.service import AgentService
+from inspan_server.agent.config import AgentConfig
+from inspan_server.agent.cookie_middleware import CookieMiddleware
+from inspan_server.agent.cookies import SessionCookies
+from inspan_server.agent.routes import AgentRoutes, on_http_error
+from inspan_server.agent.wiring import build_service
+
+SECRET_BYTES = 32
+log = logging.getLogger(__name__)
+
+
+def create_app(
+    config: AgentConfig, plugins: Plugins, *, model_key: Callable[[str], str] | None = None
+) -> Starlette:
+    """Build the Agent Server. It has to be served with its lifespan: sessions live in it.
+
+    ``app.state.service`` is the `AgentService`, ``app.state.routes`` the `AgentRoutes`.
+
+    Args:
+        model_key: The Model Server's key of an episode, from its capture key; by default the
+            configuration's ``api_key`` for all.
+
+    Raises:
+        ConfigError: The configuration does not fit the harness or a provider.
+        PluginError: There is no such harness or provider.
+    """
+    for problem in plugins.problems:
+        log.warning("a plugin is broken: %s", problem)
+    service = build_service(config, plugins, model_key=model_key)
+    secret = config.cookie_secret
+    key = secrets.token_bytes(SECRET_BYTES) if secret is None else secret.encode()
+    return serve_sessions(service, SessionCookies(key))
+
+
+def serve_sessions(service: AgentService, cookies: SessionCookies) -> Starlette:
+    """The application over a service that is already put together."""
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        async with service:
+            yield
+
+    routes = AgentRoutes(service)
+    app = Starlette(
+        routes=routes.routes(),
+        lifespan=lifespan,
+        middleware=[Middleware(CookieMiddleware, cookies=cookies)],
+        exception_handlers={HTTPException: on_http_error},
+    )
+    app.router.redirect_slashes = False
+    app.state.service = service
+    app.state.routes = routes
+    return app

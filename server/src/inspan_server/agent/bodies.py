@@ -1,0 +1,71 @@
+"""Request bodies in, JSON answers out, in the shapes of the contract."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from inspan_core.codec import decode, parse_json
+from inspan_core.errors import WireError
+from inspan_core.json_text import problem
+
+BODY_LIMIT_BYTES = 32 * 1024 * 1024
+"""Conversations of a million tokens are some 8 MiB."""
+
+T = TypeVar("T")
+
+
+class JsonResponse(Response):
+    """A JSON answer."""
+
+    media_type = "application/json"
+
+    def __init__(self, status: int, body: Mapping[str, Any]) -> None:
+        super().__init__(json.dumps(body, separators=(",", ":"), allow_nan=False), status)
+
+
+async def read_body(request: Request, kind: type[T], *, limit_bytes: int = BODY_LIMIT_BYTES) -> T:
+    """The request's body as a wire value.
+
+    Raises:
+        WireError: It does not fit; `refusal` makes the answer.
+        ClientDisconnect: The client went away before it had sent everything.
+    """
+    data = await _read(request, limit_bytes)
+    if not data:
+        return decode(kind, None)
+    if not _is_json(request.headers.get("content-type")):
+        # A browser may send a form or plain text from any page; JSON it may not.
+        return decode(kind, data.decode("utf-8", "replace"))
+    return decode(kind, parse_json(data, limit_bytes))
+
+
+def refusal(error: WireError) -> JsonResponse:
+    """The answer to a body that does not fit."""
+    too_large = any(each["type"] == "too_large" for each in error.problems)
+    return JsonResponse(413 if too_large else 422, {"detail": error.problems})
+
+
+async def _read(request: Request, limit_bytes: int) -> bytes:
+    announced = request.headers.get("content-length", "0")
+    size = int(announced) if announced.isdecimal() else 0
+    received = bytearray()
+    if size <= limit_bytes:
+        async for part in request.stream():
+            received += part
+            if len(received) > limit_bytes:
+                break
+    if max(size, len(received)) > limit_bytes:
+        raise WireError([problem("too_large", (), f"is larger than {limit_bytes} bytes", None)])
+    return bytes(received)
+
+
+def _is_json(content_type: str | None) -> bool:
+    if content_type is None:
+        return True
+    name = content_type.partition(";")[0].strip().lower()
+    return name == "application/json" or (name.startswith("application/") and name.endswith("+json"))
