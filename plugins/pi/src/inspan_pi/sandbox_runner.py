@@ -19,7 +19,7 @@ import socket
 import subprocess
 import sys
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 NAME = b"inspan-r"
 LINE_LIMIT_BYTES = 4 * 1024 * 1024
@@ -89,16 +89,17 @@ class Lines:
 class Events:
     """Keeps the program's events: stamped, without deltas, bounded in all."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, clock: Callable[[], float] = time.time) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
         self.file = os.open(path, flags, 0o600)
+        self.clock = clock
         self.written = self.dropped = self.bytes = 0
         self.last: Optional[str] = None
         self.arguments: Dict[int, List[str]] = {}
 
     def take(self, line: bytes, cut: int) -> None:
         """One line of the program's standard output."""
-        at = time.time()
+        at = self.clock()
         if cut:
             self._write({"at": at, "cut": cut, "head": line[:4096].decode("utf-8", "replace")})
         elif line.startswith(DROPPED):

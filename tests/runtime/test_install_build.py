@@ -1,0 +1,145 @@
+"""Host builds: what commands see, how they end, and what a wheel may hold."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import sys
+import zipfile
+from pathlib import Path
+
+import anyio
+import pytest
+
+from inspan_core.errors import InstallError
+from inspan_runtime.install_build import HostBuildFolder, package_client_env, unpack_zip
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    private = tmp_path / "private"
+    private.mkdir()
+    return HostBuildFolder(private, client_env={"PATH": os.environ["PATH"], "PIP_NO_INPUT": "1"})
+
+
+async def test_a_command_sees_no_secret_of_the_server(folder, monkeypatch, tmp_path):
+    monkeypatch.setenv("CANARY_SECRET", "do not show")
+    output = await folder.run(["env"], cwd=str(tmp_path), env={"EXTRA": "yes"}, timeout_s=20)
+    names = {line.partition("=")[0] for line in output.splitlines()}
+    assert names == {"PATH", "PIP_NO_INPUT", "HOME", "npm_config_cache", "EXTRA"}
+
+
+async def test_a_failed_command_keeps_command_exit_code_and_output(folder, tmp_path):
+    with pytest.raises(InstallError) as caught:
+        await folder.run(["sh", "-c", "echo why; exit 5"], cwd=str(tmp_path), env={}, timeout_s=20)
+    assert (caught.value.exit_code, caught.value.output.strip()) == (5, "why")
+    assert "exit 5" in str(caught.value.command)
+
+
+async def test_a_command_that_is_not_there_is_an_install_error(folder, tmp_path):
+    with pytest.raises(InstallError, match="did not start"):
+        await folder.run(["/no/such/program"], cwd=str(tmp_path), env={}, timeout_s=20)
+
+
+async def test_a_command_past_its_time_is_killed_with_its_children(folder, tmp_path):
+    pid_file = tmp_path / "pid"
+    script = f"sleep 600 & echo $! > {pid_file}; wait"
+    with pytest.raises(InstallError, match="took longer"):
+        await folder.run(["sh", "-c", script], cwd=str(tmp_path), env={}, timeout_s=1)
+    pid = int(pid_file.read_text())
+    with anyio.fail_after(20):
+        while is_running(pid):  # noqa: ASYNC110 (another process)
+            await anyio.sleep(0.01)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state not in "ZX"
+
+
+async def test_output_without_end_is_kept_only_as_a_tail(folder, tmp_path):
+    script = "import sys; [sys.stdout.write('x' * 999 + '\\n') for _ in range(2000)]; print('last')"
+    output = await folder.run([sys.executable, "-c", script], cwd=str(tmp_path), env={}, timeout_s=50)
+    assert output.endswith("last\n")
+    assert len(output) <= 16 * 1024
+
+
+def test_the_environment_of_package_clients_is_an_allow_list(tmp_path):
+    (tmp_path / ".npmrc").write_text("fund=false\n")
+    (tmp_path / ".config" / "pip").mkdir(parents=True)
+    (tmp_path / ".config" / "pip" / "pip.conf").write_text("[global]\n")
+    given = {
+        "HOME": str(tmp_path),
+        "PATH": "/bin",
+        "https_proxy": "http://proxy:1",
+        "SSL_CERT_FILE": "/c",
+        "PIP_INDEX_URL": "file:///x",
+        "npm_config_registry": "r",
+        "AWS_SECRET_ACCESS_KEY": "no",
+        "OPENAI_API_KEY": "no",
+    }
+    assert package_client_env(given) == {
+        "PATH": "/bin",
+        "https_proxy": "http://proxy:1",
+        "SSL_CERT_FILE": "/c",
+        "PIP_INDEX_URL": "file:///x",
+        "npm_config_registry": "r",
+        "PIP_CONFIG_FILE": str(tmp_path / ".config" / "pip" / "pip.conf"),
+        "npm_config_userconfig": str(tmp_path / ".npmrc"),
+    }
+
+
+def make_wheel(path: Path) -> str:
+    with zipfile.ZipFile(path, "w") as archive:
+        script = zipfile.ZipInfo("tiny_wheel/run")
+        script.external_attr = (stat.S_IFREG | 0o755) << 16
+        archive.writestr(script, "#!/bin/sh\necho ran\n")
+        archive.writestr("tiny_wheel/data", "x")
+        archive.writestr(
+            "tiny_wheel-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-wheel\nVersion: 1.0\n"
+        )
+        archive.writestr(
+            "tiny_wheel-1.0.dist-info/WHEEL",
+            "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
+        archive.writestr("tiny_wheel-1.0.dist-info/RECORD", "")
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+async def test_a_wheel_is_fetched_with_pip_checked_and_unpacked_with_its_modes(tmp_path):
+    links = tmp_path / "links"
+    links.mkdir()
+    digest = make_wheel(links / "tiny_wheel-1.0-py3-none-any.whl")
+    private = tmp_path / "private"
+    private.mkdir()
+    env = {"PATH": os.environ["PATH"], "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(links)}
+    folder = HostBuildFolder(private, client_env=env)
+    unpacked = Path(await folder.fetch_wheel("tiny-wheel==1.0", sha256=[digest], platforms=["any"]))
+    assert os.access(unpacked / "tiny_wheel" / "run", os.X_OK)
+    assert not os.access(unpacked / "tiny_wheel" / "data", os.X_OK)
+    assert not str(unpacked).startswith(folder.path)
+    with pytest.raises(InstallError, match="refused"):
+        await folder.fetch_wheel("tiny-wheel==1.0", sha256=["0" * 64], platforms=["any"])
+    with pytest.raises(InstallError) as caught:
+        await folder.fetch_wheel("tiny-wheel==2.0", sha256=[digest], platforms=["any"])
+    assert caught.value.exit_code == 1
+
+
+@pytest.mark.parametrize("name", ["../out", "/abs", "a/../../out"])
+def test_a_zip_entry_that_leads_out_is_refused(tmp_path, name):
+    with zipfile.ZipFile(tmp_path / "bad.whl", "w") as archive:
+        archive.writestr(name, "x")
+    with pytest.raises(InstallError, match="not a plain file inside"):
+        unpack_zip(tmp_path / "bad.whl", tmp_path / "unpacked")
+    assert not (tmp_path / "out").exists()
