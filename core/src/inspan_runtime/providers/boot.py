@@ -15,6 +15,7 @@ from importlib.machinery import SourceFileLoader
 from types import CodeType
 from typing import Any
 
+FLAGS = ("-I", "-S", "-E", "-")
 _PACKAGE = "inspan_runtime.providers."
 AGENT_MODULES = tuple(
     _PACKAGE + "exec_agent." + name
@@ -73,7 +74,7 @@ def bundle(modules: Iterable[str], orders: Mapping[str, Any], *, same_version: b
 
 def command(interpreter: str) -> list[str]:
     """Return the argv to run `interpreter` with: the folder finds its library, the name says nothing."""
-    return [os.path.join(os.path.dirname(interpreter), "init"), "-I", "-S", "-E", "-"]
+    return [os.path.join(os.path.dirname(interpreter), "init"), *FLAGS]
 
 
 def _loader(name: str) -> SourceFileLoader:

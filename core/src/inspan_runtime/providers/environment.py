@@ -8,13 +8,12 @@ from collections.abc import Mapping
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def command_environment(*, home: str, extra: Mapping[str, str], marker: str) -> dict[bytes, bytes]:
+def command_environment(*, home: str, extra: Mapping[str, str]) -> dict[bytes, bytes]:
     """Return the variables that every command gets.
 
     Args:
         home: Its HOME.
         extra: The specification's own variables; they win.
-        marker: The sandbox's id, by which its processes are told.
     """
     variables = {
         "PATH": PATH,
@@ -23,6 +22,5 @@ def command_environment(*, home: str, extra: Mapping[str, str], marker: str) -> 
         "TERM": "dumb",
         "SHELL": "/bin/sh",
         **extra,
-        "INSPAN_SANDBOX": marker,
     }
     return {os.fsencode(name): os.fsencode(value) for name, value in variables.items()}

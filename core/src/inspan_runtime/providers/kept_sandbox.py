@@ -165,7 +165,9 @@ async def stop_kept(state: Path, sandbox_id: str) -> None:
         SandboxTransportError: It could not be confirmed.
     """
     try:
-        async with open_call(state, "control.sock", what=f"stop of {sandbox_id}", timeout_s=STOP_LIMIT_S) as call:
+        async with open_call(
+            state, "control.sock", what=f"stop of {sandbox_id}", timeout_s=STOP_LIMIT_S
+        ) as call:
             await call.send([b"stop"])
             await call.fields()
     except (SandboxGone, SandboxTransportError):

@@ -36,13 +36,14 @@ class Plan:
     Attributes:
         descriptor: What is told about it, without ``provider``, ``sandbox_id`` and ``state``.
         orders: The keeper's orders (`inspan_runtime.providers.keeper.main`), without ``state``,
-            ``lock_fd``, ``ttl_s``, ``agent_program`` and ``agent_boot``.
+            ``lock_fd``, ``ttl_s``, ``agent_program`` and ``agent_boot``; called in a worker thread while
+            the keeper's interpreter starts.
         agent_orders: The agent's orders (`inspan_runtime.providers.exec_agent.main`).
         same_version: Whether the agent's interpreter is of this process's version.
     """
 
     descriptor: Mapping[str, Any]
-    orders: Mapping[str, Any]
+    orders: Callable[[], Mapping[str, Any]]
     agent_orders: Mapping[str, Any]
     same_version: bool = True
 
@@ -98,7 +99,9 @@ class KeptSandboxes:
             with anyio.fail_after(timeout_s):
                 return await self._create(plan, spec, key, sandbox_id)
         except TimeoutError as error:
-            raise SandboxCreateError(f"{self.kind} sandbox {sandbox_id}: not up within {timeout_s:g} s") from error
+            raise SandboxCreateError(
+                f"{self.kind} sandbox {sandbox_id}: not up within {timeout_s:g} s"
+            ) from error
         except OSError as error:
             raise SandboxCreateError(f"{self.kind} sandbox {sandbox_id}: {error}") from error
 
@@ -146,15 +149,21 @@ class KeptSandboxes:
                 state_folder.remove(state)
             finally:
                 os.close(fd)
+        elif not (state / "lock").exists():  # The lock is the last that is removed.
+            state_folder.remove(state)
 
     async def connect(self, descriptor: Descriptor, *, timeout_s: float) -> KeptSandbox:
         """See `inspan_core.sandbox.SandboxProvider.connect`."""
         given = {name: descriptor.get(name) for name in ("provider", "sandbox_id", "state", "workdir")}
         for name, value in given.items():
             if not isinstance(value, str):
-                raise SandboxConnectError(f"descriptor of a {self.kind} sandbox: {name} is {value!r}, not a string")
+                raise SandboxConnectError(
+                    f"descriptor of a {self.kind} sandbox: {name} is {value!r}, not a string"
+                )
         if given["provider"] != self.kind:
-            raise SandboxConnectError(f"this is a descriptor of provider {given['provider']!r}, not of {self.kind!r}")
+            raise SandboxConnectError(
+                f"this is a descriptor of provider {given['provider']!r}, not of {self.kind!r}"
+            )
         state = Path(str(given["state"]))
         if state.parent != self.runtime_dir / self.kind or state.name != given["sandbox_id"]:
             raise SandboxConnectError(
@@ -180,7 +189,9 @@ class KeptSandboxes:
             with anyio.fail_after(timeout_s):
                 await self._stop(state)
         except TimeoutError as error:
-            raise SandboxTransportError(f"stop of {sandbox_id}: not confirmed within {timeout_s:g} s") from error
+            raise SandboxTransportError(
+                f"stop of {sandbox_id}: not confirmed within {timeout_s:g} s"
+            ) from error
 
     async def _stop(self, state: Path) -> None:
         # A creation in flight is joined first: it ends by itself, acknowledged or undone.
@@ -189,11 +200,11 @@ class KeptSandboxes:
             await stop_kept(state, state.name)
             await anyio.to_thread.run_sync(self._sweep, state)
 
-    async def list(self, labels: Mapping[str, str]) -> list[Descriptor]:
+    async def find(self, labels: Mapping[str, str]) -> list[Descriptor]:
         """See `inspan_core.sandbox.SandboxProvider.list`."""
-        return await anyio.to_thread.run_sync(self._list, dict(labels))
+        return await anyio.to_thread.run_sync(self._find, dict(labels))
 
-    def _list(self, labels: dict[str, str]) -> list[Descriptor]:
+    def _find(self, labels: dict[str, str]) -> list[Descriptor]:
         found: list[Descriptor] = []
         for state in state_folder.folders_in(self.folder()):
             if not state_folder.is_held(state):
@@ -224,15 +235,7 @@ class _Birth:
         """Start the keeper and hand it its code and orders."""
         assert self.state is not None and self._lock_fd is not None
         self._keepers = keepers
-        fd = self._theirs.fileno()
-        orders = {
-            **plan.orders,
-            "state": os.fsencode(self.state),
-            "lock_fd": self._lock_fd,
-            "ttl_s": ttl_s,
-            "agent_program": boot.program(3),
-            "agent_boot": boot.bundle(boot.AGENT_MODULES, plan.agent_orders, same_version=plan.same_version),
-        }
+        fd, lock_fd = self._theirs.fileno(), self._lock_fd
         script, feeds = os.pipe()
         try:
             os.write(feeds, boot.program(fd))
@@ -246,12 +249,20 @@ class _Birth:
                     stderr=log,
                     env={},
                     cwd="/",
-                    pass_fds=(fd, self._lock_fd),
+                    pass_fds=(fd, lock_fd),
                     start_new_session=True,
                 )
         finally:
             os.close(script)
         self._release_handed_over()
+        orders = {
+            **plan.orders(),
+            "state": os.fsencode(self.state),
+            "lock_fd": lock_fd,
+            "ttl_s": ttl_s,
+            "agent_program": boot.program(3),
+            "agent_boot": boot.bundle(boot.AGENT_MODULES, plan.agent_orders, same_version=plan.same_version),
+        }
         self._sock.settimeout(UNDO_LIMIT_S)
         self._sock.sendall(boot.bundle(boot.KEEPER_MODULES, orders))
 
@@ -319,5 +330,3 @@ class _Birth:
     def close(self) -> None:
         self._release_handed_over()
         self._sock.close()
-
-

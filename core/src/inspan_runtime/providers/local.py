@@ -26,6 +26,7 @@ from inspan_runtime.providers.reach import loopback_addresses
 from inspan_runtime.providers.spec_checks import check_options, check_spec
 
 NAME = "local"
+MARKER = "INSPAN_SANDBOX"
 OPTIONS: Mapping[str, type | tuple[type, ...]] = {"runtime_dir": str}
 
 
@@ -52,13 +53,15 @@ class LocalProvider:
         if spec.mounts:
             raise MountConflict("provider local cannot mount anything; use bubblewrap")
         loopback_addresses(spec.reach)
-        return await self._kept.create(lambda sandbox_id: self._plan(spec, sandbox_id), spec, key, timeout_s=timeout_s)
+        return await self._kept.create(
+            lambda sandbox_id: self._plan(spec, sandbox_id), spec, key, timeout_s=timeout_s
+        )
 
     def _plan(self, spec: SandboxSpec, sandbox_id: str) -> Plan:
         home = str(self._kept.runtime_dir / NAME / sandbox_id / "home")
         return Plan(
             descriptor={"workdir": spec.workdir, "isolation": "none", "python": self._interpreter.path},
-            orders={
+            orders=lambda: {
                 "executable": self._interpreter.path,
                 "argv": command(self._interpreter.path),
                 "bwrap": [],
@@ -68,7 +71,7 @@ class LocalProvider:
                 "reach": [],
             },
             agent_orders={
-                "env": command_environment(home=home, extra=spec.env, marker=sandbox_id),
+                "env": command_environment(home=home, extra={**spec.env, MARKER: sandbox_id}),
                 "workdir": os.fsencode(spec.workdir),
                 "reach": [],
                 "isolated": False,
@@ -85,7 +88,7 @@ class LocalProvider:
 
     async def list(self, labels: Mapping[str, str]) -> list[Descriptor]:
         """See `inspan_core.sandbox.SandboxProvider.list`."""
-        return await self._kept.list(labels)
+        return await self._kept.find(labels)
 
     async def aclose(self) -> None:
         """See `inspan_core.sandbox.SandboxProvider.aclose`: nothing is held."""
@@ -93,7 +96,7 @@ class LocalProvider:
 
 def end_marked(sandbox_id: str) -> None:
     """Kill the processes whose environment says that they are of a sandbox; for one whose keeper was killed."""
-    marker = b"INSPAN_SANDBOX=" + sandbox_id.encode()
+    marker = f"{MARKER}={sandbox_id}".encode()
     found = True
     while found:
         found = False

@@ -26,7 +26,9 @@ def loopback_addresses(urls: Sequence[str]) -> list[Address]:
             raise ConfigError(f"reach: {url!r} is not a URL: {error}") from error
         address = "127.0.0.1" if host == "localhost" else host
         if not (address.startswith("127.") or address == "::1"):
-            raise ConfigError(f"reach: {url!r} does not name the loopback interface (127.0.0.1, ::1, localhost)")
+            raise ConfigError(
+                f"reach: {url!r} does not name the loopback interface (127.0.0.1, ::1, localhost)"
+            )
         if port is None:
             raise ConfigError(f"reach: {url!r} names no port")
         if (address, port) not in found:

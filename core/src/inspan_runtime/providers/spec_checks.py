@@ -11,11 +11,13 @@ from typing import Any
 from inspan_core.errors import ConfigError, MountConflict
 from inspan_core.sandbox import Mount, SandboxSpec
 
-OWN_FOLDER = "/opt/inspan"
+OWN_FOLDER = "/run/inspan"
 RESERVED = ("/proc", "/dev", "/sys", OWN_FOLDER)
 
 
-def check_options(kind: str, options: Mapping[str, Any], known: Mapping[str, type | tuple[type, ...]]) -> None:
+def check_options(
+    kind: str, options: Mapping[str, Any], known: Mapping[str, type | tuple[type, ...]]
+) -> None:
     """Refuse options that the provider does not know, or of another type.
 
     Raises:
@@ -66,7 +68,9 @@ def check_mounts(mounts: Sequence[Mount], workdir: str) -> None:
                 raise MountConflict(f"{what}: the target is reserved ({reserved})")
         for other in mounts[:number]:
             if _inside(one.target, other.target) or _inside(other.target, one.target):
-                raise MountConflict(f"{what}: the target is taken by the mount of {other.source} at {other.target}")
+                raise MountConflict(
+                    f"{what}: the target is taken by the mount of {other.source} at {other.target}"
+                )
         if not os.path.isabs(one.source):
             raise MountConflict(f"{what}: the source is not an absolute path")
         try:

@@ -43,7 +43,9 @@ class Connection:
         loop.watch(self._fd, self._mask(), self._on_event)
 
     def _mask(self):
-        return select.EPOLLRDHUP | (select.EPOLLIN if self._reads else 0) | (select.EPOLLOUT if self._out else 0)
+        return (
+            select.EPOLLRDHUP | (select.EPOLLIN if self._reads else 0) | (select.EPOLLOUT if self._out else 0)
+        )
 
     def _update(self):
         if not (self._closed or self._gone):

@@ -51,7 +51,11 @@ class Loop:
 
     def turn(self):
         """Wait for something, and serve it."""
-        wait = min(self._timers.values(), key=lambda timer: timer[0])[0] - time.monotonic() if self._timers else -1
+        wait = (
+            min(self._timers.values(), key=lambda timer: timer[0])[0] - time.monotonic()
+            if self._timers
+            else -1
+        )
         for fd, events in self._epoll.poll(max(0.0, wait) if self._timers else -1):
             handler = self._handlers.get(fd)
             if handler is not None:

@@ -32,7 +32,9 @@ def bind_reach(addresses):
             listener.bind((host, port))
             listener.listen(1024)
         except OSError as error:
-            raise OSError(error.errno, "cannot listen on %s:%d inside: %s" % (host, port, error.strerror)) from None
+            raise OSError(
+                error.errno, "cannot listen on %s:%d inside: %s" % (host, port, error.strerror)
+            ) from None
         listeners.append(listener)
     return listeners
 

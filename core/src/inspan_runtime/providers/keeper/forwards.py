@@ -36,7 +36,10 @@ class Forward:
         family = _socket.AF_INET6 if ":" in address[0] else _socket.AF_INET
         outer = _socket.socket(family, _socket.SOCK_STREAM)
         self._socks = (inner, outer)
-        self._buffers = [memoryview(b""), memoryview(b"")]  # [n]: read from socket n, to be written to the other
+        self._buffers = [
+            memoryview(b""),
+            memoryview(b""),
+        ]  # [n]: read from socket n, to be written to the other
         self._ended = [False, False]  # Nothing more comes from socket n.
         self._connected = False
         for index, sock in enumerate(self._socks):

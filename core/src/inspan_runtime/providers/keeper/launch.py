@@ -43,7 +43,9 @@ def prepare_root(root):
         mount("tmpfs", SPACE, b"mode=0700" + limit, MS_NOSUID | MS_NODEV)
         _overlay(root["lower"], b"root", MERGED, root)
         for number, inner in enumerate(root["inner_mounts"]):
-            _overlay(os.path.join(root["lower"], inner), b"inner%d" % number, os.path.join(MERGED, inner), None)
+            _overlay(
+                os.path.join(root["lower"], inner), b"inner%d" % number, os.path.join(MERGED, inner), None
+            )
     except OSError as error:
         raise LaunchError("overlay", str(error)) from error
 

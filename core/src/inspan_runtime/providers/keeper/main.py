@@ -71,6 +71,7 @@ class Keeper:
 
     def __init__(self, orders):
         self._orders = orders
+        self._folder = orders["state"]
         self._loop = Loop()
         self._child = self._agent_handle = None
         self._ended = self._dead = False
@@ -95,7 +96,10 @@ class Keeper:
         self._agent_handle = os.pidfd_open(agent_pid)
         self._loop.children[self._child] = self._on_child_dead
         self._agent.settimeout(START_LIMIT_S)
-        self._agent.sendall(orders["agent_boot"])
+        try:
+            self._agent.sendall(orders["agent_boot"])
+        except BrokenPipeError:
+            pass  # Its end is seen, and its words are read, below.
         self._await_ready(server)
 
     def _listen(self, name):
@@ -113,7 +117,11 @@ class Keeper:
             raise LaunchError("create", "given up by its creator")
         if not ready:
             raise LaunchError("create", "the agent did not start within %g s; %s" % (START_LIMIT_S, _log()))
-        data, ancillary, _, _ = self._agent.recvmsg(4096, _socket.CMSG_SPACE(4 * len(self._orders["reach"]) + 4))
+        try:
+            space = _socket.CMSG_SPACE(4 * len(self._orders["reach"]) + 4)
+            data, ancillary, _, _ = self._agent.recvmsg(4096, space)
+        except ConnectionResetError:  # It ended with orders unread.
+            data, ancillary = b"", []
         if not data.startswith(b"R"):
             raise LaunchError("create", data[1:].decode("utf-8", "replace") or _log())
         numbers = [fd for _, _, raw in ancillary for (fd,) in struct.iter_unpack("i", raw)]
@@ -230,15 +238,16 @@ class Keeper:
         if not self._orders["isolated"]:
             pid = os.posix_spawn("/bin/rm", ["rm", "-rf", "--one-file-system", "home"], {})
             os.waitpid(pid, 0)
-        for name in (b"space", b"lock"):
+        for remove, name in (
+            (os.rmdir, "home"),
+            (os.rmdir, "space"),
+            (os.unlink, "lock"),
+            (os.rmdir, self._folder),
+        ):
             try:
-                os.rmdir(name) if name == b"space" else os.unlink(name)
-            except OSError:
+                remove(name)
+            except FileNotFoundError:
                 pass
-        try:
-            os.rmdir(self._orders["state"])
-        except OSError:
-            pass
 
 
 def kill_all(pids):

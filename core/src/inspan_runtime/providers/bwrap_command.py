@@ -1,0 +1,122 @@
+"""The bubblewrap command lines: a writable private root, or the host's root read-only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+from inspan_core.errors import SandboxCreateError
+from inspan_core.sandbox import Mount
+from inspan_runtime.providers.host_root import EMPTY, SHOWN
+
+# What a process needs to be root over its own files and users, and to bind low ports; nothing over the kernel.
+CAPABILITIES = (
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_FOWNER",
+    "CAP_FSETID",
+    "CAP_SETUID",
+    "CAP_SETGID",
+    "CAP_KILL",
+    "CAP_SETPCAP",
+    "CAP_NET_BIND_SERVICE",
+)
+# Kernel interfaces that a user id 0 may read or write without a capability.
+COVERED_PROC_FILES = ("kcore", "keys", "kmsg", "timer_list", "sched_debug", "latency_stats", "sysrq-trigger")
+COVERED_PROC_FOLDERS = ("acpi", "asound", "scsi")
+SPLIT_LIMIT = 256
+
+
+def isolation(hostname: str) -> list[str]:
+    """Return the namespaces, and that the sandbox ends with its keeper."""
+    return [
+        "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-net",
+        "--unshare-cgroup-try", "--as-pid-1", "--die-with-parent", "--hostname", hostname, "--clearenv",
+        "--info-fd", "5",
+    ]  # fmt: skip
+
+
+def mapped_ids() -> list[str]:
+    """Return what lets the keeper map 65536 ids, and the capabilities that are left."""
+    kept = [part for one in CAPABILITIES for part in ("--cap-add", one)]
+    return ["--userns-block-fd", "6", "--cap-drop", "ALL", *kept]
+
+
+def own_id() -> list[str]:
+    """Return what makes the ordinary user root inside, over the user's own files only."""
+    return ["--uid", "0", "--gid", "0", "--cap-drop", "ALL"]
+
+
+def kernel_file_systems() -> list[str]:
+    """Return fresh /proc, /dev, /sys, /run and /tmp; /proc without what would show or change the host."""
+    made = ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/dev/shm", "--tmpfs", "/sys"]
+    made += ["--tmpfs", "/run", "--perms", "1777", "--tmpfs", "/tmp"]
+    for name in COVERED_PROC_FILES:
+        if os.path.exists(f"/proc/{name}"):
+            made += ["--ro-bind", "/dev/null", f"/proc/{name}"]
+    for name in COVERED_PROC_FOLDERS:
+        if os.path.isdir(f"/proc/{name}"):
+            made += ["--tmpfs", f"/proc/{name}", "--remount-ro", f"/proc/{name}"]
+    return made
+
+
+def writable_root(merged: str) -> list[str]:
+    """Return the bind of the keeper's overlay."""
+    return ["--bind", merged, "/"]
+
+
+def read_only_root(needed: Sequence[str]) -> list[str]:
+    """Return the host's shown folders read-only, with room for paths that do not exist there.
+
+    Args:
+        needed: Absolute paths that something will be mounted at.
+    """
+    made: list[str] = []
+    for name in SHOWN:
+        path = f"/{name}"
+        if os.path.islink(path):
+            made += ["--symlink", os.readlink(path), path]
+        elif os.path.isdir(path):
+            made += ["--ro-bind", path, path]
+    for path, mode in EMPTY:
+        if os.path.isdir(f"/{path}") or path == "root":
+            made += ["--perms", f"{mode:04o}", "--tmpfs", f"/{path}"]
+    split: set[str] = set()
+    for path in needed:
+        if path.split("/")[1] in SHOWN and not os.path.exists(path):
+            split.add(_existing_ancestor(path))
+    for folder in sorted(split):
+        made += _split(folder)
+    return made
+
+
+def _existing_ancestor(path: str) -> str:
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def _split(folder: str) -> Iterator[str]:
+    """Yield a writable folder whose entries are the host's, one bind each."""
+    names = os.listdir(folder)
+    if len(names) > SPLIT_LIMIT:
+        raise SandboxCreateError(
+            f"nothing can be made in {folder}: the root is read-only for an ordinary user; "
+            f"use a path outside of {', '.join('/' + one for one in SHOWN)}"
+        )
+    yield from ("--tmpfs", folder)
+    for name in names:
+        path = f"{folder}/{name}"
+        if os.path.islink(path):
+            yield from ("--symlink", os.readlink(path), path)
+        elif os.access(path, os.R_OK):
+            yield from ("--ro-bind", path, path)
+
+
+def mounts(declared: Sequence[Mount]) -> list[str]:
+    """Return the specification's mounts."""
+    return [
+        part
+        for one in declared
+        for part in ("--ro-bind" if one.read_only else "--bind", one.source, one.target)
+    ]
