@@ -58,7 +58,7 @@ def step(session: Session, event: Event) -> tuple[Session, tuple[Effect, ...]]:
     for check in CHECKS.get(kind, ()):
         if check.when(session, event):
             return _refuse(session, event, check.refusal)
-    if kind in _TIMED and (session.timer == 0 or event.timer != session.timer):  # type: ignore[union-attr]
+    if kind in _TIMED and event.timer != session.timer:  # type: ignore[union-attr]
         return session, _NOTHING
     if isinstance(row, Rule):
         draft = Draft(session, event.at)

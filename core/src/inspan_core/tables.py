@@ -368,8 +368,8 @@ LADDERS: dict[Goal, tuple[Rung, ...]] = {
             Signal.RELEASE_FAILED,
         ),
         Rung("any other step failed", lambda d: d.failed is not None, RunPhase.STOPPING_SANDBOX),
-        _PENDING,
         _NOTHING,
+        _PENDING,
         Rung(
             "the sandbox is gone, or may exist",
             lambda d: d.sandbox is not SandboxFact.LIVE,
