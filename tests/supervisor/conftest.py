@@ -102,6 +102,9 @@ class Supervised:
 
     def receipt(self):
         self.wait()
+        return self.receipt_file()
+
+    def receipt_file(self):
         return json.loads((self.dir / "cleanup.json").read_text())
 
     def report(self):

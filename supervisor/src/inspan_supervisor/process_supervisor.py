@@ -274,6 +274,7 @@ class Run:
         self.status = None  # type: int | None
         self.error = None  # type: str | None
         self.timed_out = False
+        self.output = -1
         self.output_bytes = 0
         self.adopted = set()  # type: set[tuple[int, int]]
         self.report = {"killed": {}, "preserved": {}, "unfinished": {}}  # type: dict[str, dict[object, object]]
@@ -506,6 +507,7 @@ class Run:
         Raises:
             OSError: The receipt could not be made durable; then there is none.
         """
+        attempt(OSError, self.bound_output)
         try:
             report = {kind: list(entries.values()) for kind, entries in self.report.items()}
             write_durably(self.directory, "processes.json", report)
@@ -624,6 +626,8 @@ def supervise(directory: str, origin: str) -> int:
 
 def main(argv: list[str]) -> int:
     attempt((OSError, IndexError, ValueError), hide)  # Only the disguise is lost: no proof rests on it.
+    while os.open(os.devnull, os.O_RDWR) < 3:
+        pass  # No file of ours may take the place of a closed stdout.
     os.closerange(3, 4096)  # What a careless parent leaked must not reach the harness.
     set_signals(signal.SIG_IGN, WAKING)
     attempt(OSError, set_oom_score, "-1000")  # Needs a capability; that the harness's is 500 is enough.
