@@ -36,7 +36,11 @@ from inspan_core.machine import step
 from inspan_core.session import Session
 from inspan_runtime.room import Spawn
 
-TIMER_EVENTS = {Timer.WINDOW: WindowEnded, Timer.RETRY: RetryDue, Timer.LEASE: ExpiryReached}
+TIMER_EVENTS: Mapping[Timer, Callable[..., Event]] = {
+    Timer.WINDOW: WindowEnded,
+    Timer.RETRY: RetryDue,
+    Timer.LEASE: ExpiryReached,
+}
 
 
 class Performs(Protocol):

@@ -1,0 +1,349 @@
+"""The controller's side of the supervisor: everything through files, with a sandbox's exec, upload, download.
+
+A stop request is a file: planted before a launch it fences that launch for good, planted during a run it ends
+it. The supervisor claims before it looks for the stop, and we plant the stop before we look for the claim, so
+of two that race one always sees the other.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from collections.abc import Mapping
+from math import ceil
+
+import anyio
+from attrs import frozen
+
+from inspan_core.errors import EvidenceMissing, SandboxError, SandboxGone, TooLarge, UnsafePath, UsageError
+from inspan_core.harness import SandboxCommand
+from inspan_core.receipts import (
+    PROCESSES_LIMIT_BYTES,
+    RECEIPT_LIMIT_BYTES,
+    CleanupReceipt,
+    ProcessesReport,
+    parse_cleanup_receipt,
+    parse_processes,
+)
+from inspan_core.sandbox import Sandbox
+from inspan_supervisor import (
+    COMMAND_FILE,
+    PROCESSES_FILE,
+    RECEIPT_FILE,
+    SUPERVISOR_FILE,
+    supervisor_source,
+)
+
+__all__ = [
+    "NeverLaunched",
+    "SupervisionTimeouts",
+    "await_receipt",
+    "read_processes",
+    "read_receipt",
+    "read_text",
+    "remove_session_directory",
+    "stop_and_confirm_cleanup",
+    "supervised_launch_command",
+    "supervision_timeouts",
+    "upload_text",
+    "write_command",
+]
+
+EXEC_MARGIN_S = 30.0
+STEP_MARGIN_S = 5.0
+LOOK_TIMEOUT_S = 10.0
+CLAIM_GRACE_S = 2.0
+LONGEST_WAIT_S = 20.0
+FIRST_RETRY_S = 0.1
+LONGEST_RETRY_S = 5.0
+ENVIRONMENT_LIMIT_BYTES = 256 * 1024
+
+WAIT_SCRIPT = """
+d=$1 wait=$2 request=$3
+now() { read -r up rest < /proc/uptime; up=${up%%.*}; }
+found() { [ -f "$d/cleanup.json" ] && { echo receipt; exit 0; }; }
+dead() {
+    read -r pid < "$d/supervisor.pid" || return 1
+    [ -n "$pid" ] && [ ! -d "/proc/$pid" ]
+} 2>/dev/null
+case $request in
+stop) mkdir -p "$d" && : > "$d/stop.request" || exit 3;;
+fence) [ -e "$d/launch.claim" ] || { mkdir -p "$d" && : > "$d/stop.request"; } || exit 3;;
+esac
+now; end=$((up + wait)); pause=0.005
+while :; do
+    found
+    if [ ! -e "$d/launch.claim" ]; then
+        [ -e "$d/stop.request" ] && { found; [ -e "$d/launch.claim" ] || { echo never; exit 0; }; }
+    elif dead; then
+        found
+        echo dead
+        exit 0
+    fi
+    now
+    [ "$up" -ge "$end" ] && { echo waiting; exit 0; }
+    sleep $pause 2>/dev/null || sleep 1
+    case $pause in
+    0.005) pause=0.01;; 0.01) pause=0.02;; 0.02) pause=0.05;; 0.05) pause=0.1;; *) pause=0.25;;
+    esac
+done
+"""
+"""Waits inside the sandbox for the receipt, in POSIX sh (dash and busybox too), and prints one word.
+
+Its pauses grow, so that neither a quick end is noticed late nor a slow one costs much. ``/proc/uptime`` is
+monotonic, which ``date`` is not.
+"""
+
+
+@frozen
+class NeverLaunched:
+    """No launch was claimed, and a late one is fenced."""
+
+
+@frozen(kw_only=True)
+class SupervisionTimeouts:
+    """Nested budgets in seconds, each larger than what it contains.
+
+    Attributes:
+        run_s: The harness.
+        grace_s: From SIGTERM to SIGKILL, part of `cleanup_s`.
+        cleanup_s: Stopping and draining.
+        exec_s: The provider's hard bound on the supervisor's exec.
+    """
+
+    run_s: float
+    grace_s: float
+    cleanup_s: float
+    exec_s: float
+
+
+def supervision_timeouts(
+    run_s: float, *, grace_s: float = 5.0, cleanup_s: float = 15.0
+) -> SupervisionTimeouts:
+    """The budgets around a run.
+
+    Raises:
+        UsageError: One is not above zero, or the grace does not fit into the clean-up.
+    """
+    if run_s <= 0 or grace_s < 0 or cleanup_s <= grace_s:
+        raise UsageError(
+            f"run_s={run_s}, grace_s={grace_s}, cleanup_s={cleanup_s}: "
+            "expected run_s > 0, grace_s >= 0, cleanup_s > grace_s"
+        )
+    exec_s = run_s + cleanup_s + EXEC_MARGIN_S
+    return SupervisionTimeouts(run_s=run_s, grace_s=grace_s, cleanup_s=cleanup_s, exec_s=exec_s)
+
+
+async def upload_text(sandbox: Sandbox, *, path: str, text: str, mode: int = 0o600) -> None:
+    """Write a text file inside the sandbox, atomically."""
+    await sandbox.upload(path, text.encode("utf-8"), mode=mode)
+
+
+async def read_text(
+    sandbox: Sandbox, *, path: str, limit_bytes: int = 1024 * 1024, tail: bool = False
+) -> str:
+    """Read a text file of the sandbox, bounded; undecodable bytes are replaced.
+
+    Raises:
+        FileNotFoundError, UnsafePath, TooLarge: See `Sandbox.download`.
+    """
+    content = await sandbox.download(path, limit_bytes=limit_bytes, tail=tail)
+    return content.data.decode("utf-8", "replace")
+
+
+async def write_command(
+    sandbox: Sandbox,
+    session_dir: str,
+    command: SandboxCommand,
+    *,
+    cwd: str,
+    timeout_s: float,
+    grace_s: float,
+    cleanup_timeout_s: float,
+    drain: str = "seed",
+) -> None:
+    """Put the supervisor and its command into the session's folder.
+
+    The harness gets the sandbox's own environment with the command's variables over it. Both travel in a
+    file of mode 0600 that the supervisor deletes, never in an argv.
+    """
+    environment = await _sandbox_environment(sandbox)
+    body = {
+        "argv": list(command.argv),
+        "env": {**environment, **command.env},
+        "cwd": cwd,
+        "timeout_s": timeout_s,
+        "grace_s": grace_s,
+        "cleanup_timeout_s": cleanup_timeout_s,
+        "drain": drain,
+    }
+    await sandbox.upload(f"{session_dir}/{SUPERVISOR_FILE}", supervisor_source(), mode=0o600)
+    await upload_text(sandbox, path=f"{session_dir}/{COMMAND_FILE}", text=json.dumps(body))
+
+
+async def _sandbox_environment(sandbox: Sandbox) -> Mapping[str, str]:
+    result = await sandbox.exec(
+        ["env", "-0"], timeout_s=LOOK_TIMEOUT_S, output_limit_bytes=ENVIRONMENT_LIMIT_BYTES
+    )
+    if result.exit_code != 0 or result.stdout_truncated:
+        # busybox has no -0 in old versions; values with line breaks do not survive there.
+        result = await sandbox.exec(
+            ["env"], timeout_s=LOOK_TIMEOUT_S, output_limit_bytes=ENVIRONMENT_LIMIT_BYTES
+        )
+        entries = result.stdout.split(b"\n")
+    else:
+        entries = result.stdout.split(b"\0")
+    pairs = (entry.decode("utf-8", "surrogateescape").partition("=") for entry in entries if b"=" in entry)
+    return {name: value for name, _, value in pairs if name and name != "_"}
+
+
+def supervised_launch_command(python: str, session_dir: str) -> list[str]:
+    """The command that runs the supervisor in place.
+
+    It claims nothing before the interpreter has loaded it, and refuses a folder that is fenced, claimed or
+    retired; then nothing was launched, and its stderr says why.
+
+    Args:
+        python: Absolute path of an interpreter inside.
+        session_dir: Absolute path of the session's folder inside.
+    """
+    return [python, "-I", "-S", f"{session_dir}/{SUPERVISOR_FILE}", session_dir]
+
+
+async def read_receipt(sandbox: Sandbox, session_dir: str) -> CleanupReceipt | None:
+    """The receipt, or None while there is none.
+
+    Raises:
+        EvidenceMissing: There is something by its name that is no receipt.
+        SandboxError: It could not be looked for.
+    """
+    try:
+        content = await sandbox.download(
+            f"{session_dir}/{RECEIPT_FILE}", limit_bytes=RECEIPT_LIMIT_BYTES, timeout_s=LOOK_TIMEOUT_S
+        )
+    except FileNotFoundError:
+        return None
+    except (UnsafePath, TooLarge) as error:
+        raise EvidenceMissing(f"the receipt cannot be read: {error}") from error
+    return parse_cleanup_receipt(content.data)
+
+
+async def read_processes(sandbox: Sandbox, session_dir: str) -> ProcessesReport | None:
+    """The report of processes; None when it cannot be had: it proves nothing and may cost nothing."""
+    try:
+        content = await sandbox.download(
+            f"{session_dir}/{PROCESSES_FILE}", limit_bytes=PROCESSES_LIMIT_BYTES, timeout_s=LOOK_TIMEOUT_S
+        )
+    except SandboxGone:
+        raise
+    except (FileNotFoundError, SandboxError):
+        return None
+    return parse_processes(content.data)
+
+
+async def stop_and_confirm_cleanup(
+    sandbox: Sandbox, session_dir: str, *, timeout_s: float
+) -> CleanupReceipt | NeverLaunched:
+    """Plant the stop request and wait for the receipt.
+
+    Args:
+        timeout_s: Seconds for all of it.
+
+    Returns:
+        The receipt, also a negative one, or `NeverLaunched`: nothing was claimed, and nothing ever will be.
+
+    Raises:
+        EvidenceMissing: There is no well-formed receipt in time, or the supervisor died without one.
+        SandboxGone: The sandbox no longer exists.
+    """
+    return await _wait(sandbox, session_dir, request="stop", timeout_s=timeout_s)
+
+
+async def await_receipt(
+    sandbox: Sandbox, session_dir: str, *, timeout_s: float, launch_over: bool
+) -> CleanupReceipt | NeverLaunched:
+    """Wait for the receipt without disturbing a run; where nothing was claimed, plant the fence.
+
+    Args:
+        timeout_s: Seconds to wait at most.
+        launch_over: The launch's exec has returned: what it did not claim by now it never will.
+
+    Raises:
+        EvidenceMissing, SandboxGone: As for `stop_and_confirm_cleanup`.
+    """
+    began = anyio.current_time()
+    if not launch_over:
+        # A launch whose exec was lost may still be on its way to its claim.
+        try:
+            return await _wait(sandbox, session_dir, request="look", timeout_s=min(CLAIM_GRACE_S, timeout_s))
+        except EvidenceMissing:
+            pass
+    left_s = timeout_s - (anyio.current_time() - began)
+    return await _wait(sandbox, session_dir, request="fence", timeout_s=left_s)
+
+
+async def _wait(
+    sandbox: Sandbox, session_dir: str, *, request: str, timeout_s: float
+) -> CleanupReceipt | NeverLaunched:
+    """Look until there is evidence; a failed look is not a failed run."""
+    deadline = anyio.current_time() + timeout_s
+    trouble, pause_s = "there is no receipt yet", FIRST_RETRY_S
+    while (left_s := deadline - anyio.current_time()) > 0:
+        wait_s = min(left_s, LONGEST_WAIT_S)
+        argv = ["sh", "-c", WAIT_SCRIPT, "sh", session_dir, str(ceil(wait_s)), request]
+        try:
+            result = await sandbox.exec(argv, timeout_s=wait_s + STEP_MARGIN_S, output_limit_bytes=4096)
+        except SandboxGone:
+            raise
+        except SandboxError as error:
+            trouble = str(error)
+            await anyio.sleep(min(pause_s, max(left_s, 0)))
+            pause_s = min(pause_s * 2, LONGEST_RETRY_S)
+            continue
+        word = result.stdout.decode("ascii", "replace").strip()
+        if word == "never":
+            return NeverLaunched()
+        if word == "receipt":
+            receipt = await read_receipt(sandbox, session_dir)
+            if receipt is not None:
+                return receipt
+            raise EvidenceMissing("the receipt vanished while it was read")
+        if word == "dead":
+            raise EvidenceMissing("the supervisor died without a receipt")
+        if word != "waiting":
+            output = result.stderr.decode("utf-8", "replace").strip()[-500:]
+            raise EvidenceMissing(
+                f"the wait for the receipt failed with exit code {result.exit_code}: {output}"
+            )
+    raise EvidenceMissing(f"no receipt within {timeout_s:.0f} s: {trouble}")
+
+
+RETIRE_SCRIPT = """
+d=$1
+case $d in /*/*) ;; *) echo "refused" >&2; exit 3;; esac
+: > "$d.retired" || exit 4
+[ -e "$d" ] || [ -L "$d" ] || exit 0
+mv "$d" "$d.removed" 2>/dev/null
+rm -rf "$d.removed" "$d"
+"""
+
+
+async def remove_session_directory(sandbox: Sandbox, session_dir: str, *, timeout_s: float = 30.0) -> None:
+    """Remove the session's folder; what stays is an empty file beside it that fences late launches.
+
+    Args:
+        session_dir: Absolute, at least two levels deep, without ``..``.
+
+    Raises:
+        UsageError: `session_dir` does not look like a session's folder.
+        SandboxError: It could not be removed.
+    """
+    plain = posixpath.normpath(session_dir)
+    if plain != session_dir or not plain.startswith("/") or plain.count("/") < 2:
+        raise UsageError(
+            f"session folder {session_dir!r}: expected a normal absolute path of two levels or more"
+        )
+    result = await sandbox.exec(["sh", "-c", RETIRE_SCRIPT, "sh", session_dir], timeout_s=timeout_s)
+    if result.exit_code != 0:
+        output = result.stderr.decode("utf-8", "replace").strip()[-500:]
+        raise SandboxError(f"{session_dir} could not be removed (exit code {result.exit_code}): {output}")
