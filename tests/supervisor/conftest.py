@@ -60,7 +60,12 @@ class Supervised:
 
     def command(self, argv, **fields):
         """Write command.json for `argv`; the marker in its environment lets the test find all descendants."""
-        env = {"PATH": os.environ["PATH"], MARKER: self.marker, "WORK": str(self.work), **fields.pop("env", {})}
+        env = {
+            "PATH": os.environ["PATH"],
+            MARKER: self.marker,
+            "WORK": str(self.work),
+            **fields.pop("env", {}),
+        }
         value = {"argv": argv, "env": env, "timeout_s": 60, "cleanup_timeout_s": 15, "cwd": str(self.work)}
         self.raw_command({**value, **fields})
 
@@ -180,5 +185,9 @@ def kit():
         stat_of = staticmethod(stat_of)
         lives = staticmethod(lives)
         report_pid = REPORT_PID
+
+        @staticmethod
+        def adopted(pid, parent):
+            eventually(lambda: stat_of(pid)[1] == parent, f"{pid} is adopted by {parent}")
 
     return Kit

@@ -58,7 +58,7 @@ def test_who_dies_and_who_lives(supervised, kit, harness, ending, return_code, d
     supervisor = supervised.run(script, timeout_s=timeout_s, grace_s=0.3, drain=drain)
     pids = {name: supervised.pid(name) for name in EVERYBODY}
     for name in ADOPTED:
-        kit.eventually(lambda: kit.stat_of(pids[name])[1] == supervisor.pid, f"{name} is adopted")
+        kit.adopted(pids[name], supervisor.pid)
     if ending == "natural":
         (supervised.work / "go").touch()
     elif ending == "close":
@@ -85,7 +85,8 @@ def test_who_dies_and_who_lives(supervised, kit, harness, ending, return_code, d
 
 def test_a_tool_that_still_writes_at_the_stop_has_written_its_last_before_the_receipt(supervised, kit):
     supervised.run(
-        "for i in 1 2 3; do setsid sh -c 'while :; do echo x >> \"$WORK/log\"; done' & done; wait", grace_s=0.1
+        "for i in 1 2 3; do setsid sh -c 'while :; do echo x >> \"$WORK/log\"; done' & done; wait",
+        grace_s=0.1,
     )
     supervised.wait_file("log")
     supervised.stop()
@@ -105,7 +106,9 @@ while True:
     (supervised.work / "relay.py").write_text(relay)
     python = supervised.python
     # A service keeps the supervisor from ever being without children, so that only looks can tell.
-    script = f"(setsid sleep 1000 > /dev/null 2>&1 &)\nfor i in 1 2 3; do {python} -I -S relay.py & done; wait"
+    script = (
+        f"(setsid sleep 1000 > /dev/null 2>&1 &)\nfor i in 1 2 3; do {python} -I -S relay.py & done; wait"
+    )
     supervised.run(script, grace_s=0.05)
     supervised.wait_file("runs")
     supervised.stop()
@@ -120,7 +123,7 @@ def test_children_known_before_a_natural_exit_are_services_and_the_others_unfini
     late = "setsid sh -c 'echo $$ > $WORK/l; mv $WORK/l $WORK/late.pid; exec sleep 1000' &\n"
     supervisor = supervised.run(early + WAIT_FOR_GO + late + 'while [ ! -e "$WORK/late.pid" ]; do :; done')
     pid = supervised.pid("early")
-    kit.eventually(lambda: kit.stat_of(pid)[1] == supervisor.pid, "the early one is adopted")
+    kit.adopted(pid, supervisor.pid)
     # Twice the housekeeping interval: its snapshot has then seen the early one.
     before = wake_ups(supervisor.pid)
     kit.eventually(lambda: wake_ups(supervisor.pid) >= before + 2, "the supervisor has looked around twice")
@@ -187,7 +190,7 @@ def test_a_stop_at_any_moment_of_the_launch_gives_a_receipt_or_no_launch(make_su
         process = one.launch()
         # From before the claim until after the harness runs, in steps of a few instructions of ours.
         if step % 5:
-            kit.eventually(lambda: (one.dir / ("launch.claim", "supervisor.pid")[step % 2]).exists(), "claimed")
+            kit.eventually((one.dir / ("launch.claim", "supervisor.pid")[step % 2]).exists, "claimed")
         for _ in range(step * 40):
             process.poll()
         one.stop()

@@ -28,7 +28,9 @@ MALFORMED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("value", "named"), [row[1:] for row in MALFORMED], ids=[row[0] for row in MALFORMED])
+@pytest.mark.parametrize(
+    ("value", "named"), [row[1:] for row in MALFORMED], ids=[row[0] for row in MALFORMED]
+)
 def test_a_command_that_does_not_fit_is_refused_by_name_and_launches_nothing(supervised, value, named):
     supervised.raw_command(value)
     supervised.launch()
@@ -107,7 +109,9 @@ def test_a_launch_after_the_fence_is_refused_also_by_hand(supervised, fence):
         (["true"], "/nowhere", 126, "/nowhere"),
     ],
 )
-def test_a_program_that_cannot_be_run_gives_a_confirmed_receipt_that_says_so(supervised, argv, cwd, code, words):
+def test_a_program_that_cannot_be_run_gives_a_confirmed_receipt_that_says_so(
+    supervised, argv, cwd, code, words
+):
     supervised.command(argv, cwd=cwd)
     supervised.launch()
     receipt = supervised.receipt()
@@ -173,7 +177,7 @@ def test_closed_standard_streams_of_the_launcher_do_not_mix_the_files_up(supervi
 
 
 def test_a_child_that_holds_the_launchers_pipe_open_does_not_delay_anything(supervised):
-    # The service inherits output.log, never the pipe: whoever reads the pipe sees its end with the supervisor's.
+    # The service inherits output.log, never the pipe: the pipe ends with the supervisor.
     service = "(setsid sh -c ': > $WORK/up; exec sleep 1000' &)"
     supervised.run(service + "; while [ ! -e $WORK/up ]; do :; done")
     process = supervised.processes[-1]

@@ -118,7 +118,9 @@ def test_nothing_but_the_contracts_files_is_left_and_only_their_owner_reads_them
 def test_a_report_entry_says_who_the_process_was_and_nothing_of_its_arguments(supervised, kit):
     script = (
         "cp /bin/sleep '" + str(supervised.root) + "/odd) \u00e4\"name'\n"
-        "setsid '" + str(supervised.root) + "/odd) \u00e4\"name' 1000.5 & echo $! > $WORK/c; mv $WORK/c $WORK/child.pid\n"
+        "setsid '"
+        + str(supervised.root)
+        + "/odd) \u00e4\"name' 1000.5 & echo $! > $WORK/c; mv $WORK/c $WORK/child.pid\n"
         "wait"
     )
     supervisor = supervised.run(script)
@@ -140,7 +142,9 @@ def start_ticks(pid):
 
 
 def test_the_report_is_bounded(supervised, kit):
-    supervised.run("for i in $(seq 300); do setsid sleep 1000 & done; touch $WORK/all; wait", cleanup_timeout_s=30)
+    supervised.run(
+        "for i in $(seq 300); do setsid sleep 1000 & done; touch $WORK/all; wait", cleanup_timeout_s=30
+    )
     supervised.wait_file("all")
     supervised.stop()
     assert supervised.receipt()["cleanup_confirmed"]

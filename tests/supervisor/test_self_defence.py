@@ -11,9 +11,24 @@ import pytest
 IN_NAMESPACE = ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"])]
 IN_NAMESPACE += ["--pid", "--fork", "--kill-child", "--mount-proc"]
 
-WORDS = ["python", "supervisor", "process_supervisor", "session", "inspan", "command", "json", "harness", "-I"]
+WORDS = [
+    "python",
+    "supervisor",
+    "process_supervisor",
+    "session",
+    "inspan",
+    "command",
+    "json",
+    "harness",
+    "-I",
+]
 ATTACKS = [
-    *(f"pkill {kind} {flag} -- {word}" for word in WORDS for kind in ("", "-f") for flag in ("-TERM", "-KILL")),
+    *(
+        f"pkill {kind} {flag} -- {word}"
+        for word in WORDS
+        for kind in ("", "-f")
+        for flag in ("-TERM", "-KILL")
+    ),
     *(f"pkill {flag} python3" for flag in ("-TERM", "-KILL", "-INT", "-HUP")),
     *(f"killall {flag} python3 python" for flag in ("", "-KILL")),
     'fuser -k "$WORK"',
@@ -63,7 +78,14 @@ for attack in 'pkill -f python' 'pkill python3' 'killall python3' 'pkill -f supe
 done
 """
     name = Path(supervised.python).resolve().name
-    argv = [*IN_NAMESPACE, "sh", "-c", steps.replace("python3", name), "sh", os.path.realpath(supervised.python)]
+    argv = [
+        *IN_NAMESPACE,
+        "sh",
+        "-c",
+        steps.replace("python3", name),
+        "sh",
+        os.path.realpath(supervised.python),
+    ]
     env = {**os.environ, "WORK": str(supervised.work)}
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=50)
     assert done.stdout.split() == ["143", "143", "143", "143", "137"], done
@@ -125,13 +147,23 @@ def test_the_supervisor_does_not_sit_in_the_tasks_folder(supervised, kit):
     assert Path(f"/proc/{supervisor.pid}/environ").read_bytes().strip(b"\0") == b""
 
 
-@pytest.mark.parametrize("python_options", [[], ["import fcntl; fcntl.F_NOTIFY = 4242"]], ids=["told", "blind"])
+@pytest.mark.parametrize(
+    "python_options", [[], ["import fcntl; fcntl.F_NOTIFY = 4242"]], ids=["told", "blind"]
+)
 def test_a_stop_is_noticed_with_and_without_the_kernels_notification(supervised, kit, python_options):
     """4242 is no fcntl command: the kernel refuses it as one without directory notification would."""
     supervised.command(["sh", "-c", kit.report_pid + "report harness $$; while :; do sleep 1000; done"])
     file = str(supervised.dir / "process_supervisor.py")
     load = 'import sys; sys.argv = sys.argv[1:]; exec(compile(open(sys.argv[0]).read(), sys.argv[0], "exec"))'
-    argv = [supervised.python, "-I", "-S", "-c", "; ".join([*python_options, load]), file, str(supervised.dir)]
+    argv = [
+        supervised.python,
+        "-I",
+        "-S",
+        "-c",
+        "; ".join([*python_options, load]),
+        file,
+        str(supervised.dir),
+    ]
     supervised.processes.append(subprocess.Popen(argv))
     supervised.pid("harness")
     supervised.stop()

@@ -35,7 +35,9 @@ def interpreters():
 @pytest.mark.parametrize("python", interpreters())
 def test_it_supervises_a_natural_end_and_a_stop(make_supervised, python):
     natural = make_supervised(python=python)
-    natural.run("(setsid sh -c ': > $WORK/up; exec sleep 1000' &); while [ ! -e $WORK/up ]; do :; done; exit 3")
+    natural.run(
+        "(setsid sh -c ': > $WORK/up; exec sleep 1000' &); while [ ! -e $WORK/up ]; do :; done; exit 3"
+    )
     assert natural.receipt()["return_code"] == 3
     assert len(natural.report()["unfinished"]) == 1
     stopped = make_supervised(python=python)

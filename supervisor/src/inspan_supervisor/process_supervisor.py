@@ -72,22 +72,8 @@ def attempt(tolerated: Any, function: Any, *arguments: Any) -> Any:
         return None
 
 
-def fails(kind: Any, function: Any, *arguments: Any) -> bool:
-    try:
-        function(*arguments)
-    except kind:
-        return True
-    return False
-
-
-# --- Hiding and shielding ------------------------------------------------------------------------------
-
-
 def call_libc(function: str, *arguments: object) -> int:
-    """
-    Raises:
-        OSError: The C library has no such function.
-    """
+    """Raises OSError when the C library has no such function."""
     address = _ctypes.dlsym(_ctypes.dlopen(None, 0), function)  # type: ignore[arg-type]
     return _ctypes.call_function(address, arguments)  # type: ignore[no-any-return]
 
@@ -120,20 +106,13 @@ def set_oom_score(text: str) -> None:
         file.write(text)
 
 
-# --- The command ---------------------------------------------------------------------------------------
-
-
 class JsonRules:
     strict, object_hook, object_pairs_hook, memo = True, None, None, {}  # type: ignore[var-annotated]
     parse_int, parse_float, parse_constant = int, float, float
 
 
 def read_command(path: str) -> dict[str, Any]:
-    """Read and check command.json.
-
-    Raises:
-        Refused: It is missing, too large, no regular file, or does not fit.
-    """
+    """Raises Refused when it is missing, too large, no regular file, or does not fit."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             data = file.read(COMMAND_LIMIT_BYTES + 1)
@@ -176,10 +155,6 @@ def is_text(value: object) -> bool:
         return False  # A lone surrogate: no bytes correspond to it.
 
 
-def is_name(value: str) -> bool:
-    return is_text(value) and value != "" and "=" not in value
-
-
 def is_seconds(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1e9
 
@@ -191,7 +166,8 @@ def encode(text: str) -> bytes:
 CHECKS = {
     "argv": (lambda v: isinstance(v, list) and v != [] and all(map(is_text, v)) and v[0] != "",
              "a list of strings without NUL that begins with a program"),
-    "env": (lambda v: isinstance(v, dict) and all(map(is_text, v.values())) and all(map(is_name, v)),
+    "env": (lambda v: isinstance(v, dict) and all(map(is_text, [*v, *v.values()]))
+            and not any(key == "" or "=" in key for key in v),
             "an object of names of variables and strings without NUL"),
     "timeout_s": (lambda v: is_seconds(v) and v > 0, "seconds above 0"),
     "cleanup_timeout_s": (lambda v: is_seconds(v) and v > 0, "seconds above 0"),
@@ -199,9 +175,6 @@ CHECKS = {
     "drain": (lambda v: v in ("seed", "all"), "'seed' or 'all'"),
     "cwd": (lambda v: v is None or (is_text(v) and v.startswith("/")), "an absolute path"),
 }  # fmt: skip
-
-
-# --- The process table ---------------------------------------------------------------------------------
 
 
 class Process:
@@ -230,11 +203,7 @@ def look_up(pid: int) -> Process | None:
 
 
 def look() -> list[Process]:
-    """The whole process table.
-
-    Raises:
-        Unreadable: A part of it cannot be read: then nothing can be concluded from the rest.
-    """
+    """The whole table. Raises Unreadable when a part is missing: the rest then proves nothing."""
     try:
         names = os.listdir("/proc")
         mine = os.readlink("/proc/self") == str(os.getpid())
@@ -258,9 +227,6 @@ def kill(process: Process) -> None:
         attempt(GONE, *send, signal.SIGKILL)
     if pidfd is not None:
         os.close(pidfd)
-
-
-# --- One run -------------------------------------------------------------------------------------------
 
 
 class Run:
@@ -320,7 +286,7 @@ class Run:
         """Wait for the first of "exit", "stop", "deadline". Adopted orphans are reaped on the way."""
         attempt(OSError, call_libc, "malloc_trim", 0)  # Compiling this file took more than keeping it.
         deadline = time.monotonic() + self.command["timeout_s"]
-        tick_s = TICK_S if self.is_told_of_new_files() else BLIND_TICK_S
+        tick_s = TICK_S if attempt(OSError, self.listen) else BLIND_TICK_S
         housekeeping_at = 0.0
         while True:
             if self.reap_others():
@@ -337,13 +303,10 @@ class Run:
                 housekeeping_at = now + (BLIND_TICK_S if hurry else TICK_S)
             sleep(min(tick_s, deadline - now, housekeeping_at - now))
 
-    def is_told_of_new_files(self) -> bool:
+    def listen(self) -> bool:
         """Have the kernel send SIGIO when a file appears in the directory."""
-        try:
-            fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
-            fcntl.fcntl(fd, fcntl.F_NOTIFY, fcntl.DN_CREATE | fcntl.DN_RENAME | fcntl.DN_MULTISHOT)
-        except OSError:
-            return False
+        fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.fcntl(fd, fcntl.F_NOTIFY, fcntl.DN_CREATE | fcntl.DN_RENAME | fcntl.DN_MULTISHOT)
         return True
 
     def reap_others(self) -> bool:
@@ -382,15 +345,14 @@ class Run:
         spared = None  # type: set[tuple[int, int]] | None
         if ending != "exit":
             table = attempt(Unreadable, look) or []
-            members = {p.identity: p for p in table if p.group == self.leader and p.lives}
+            members = [p for p in table if p.group == self.leader and p.lives and p.pid != self.leader]
             if self.command["drain"] == "seed" and table:
-                spared = {p.identity for p in self.children(table) if p.identity not in members}
+                spared = {p.identity for p in self.children(table) if p.group != self.leader}
             self.signal_group(signal.SIGTERM)
             self.signal_group(signal.SIGCONT)  # A stopped process acts on SIGTERM only once it runs.
             self.await_group(now + self.command["grace_s"])
-            for process in members.values():
-                if process.pid != self.leader:
-                    self.note("killed", process, "group")
+            for process in members:
+                self.note("killed", process, "group")
         self.signal_group(signal.SIGKILL)
         while not self.leader_is_dead():
             if time.monotonic() >= budget_ends:
@@ -466,19 +428,23 @@ class Run:
         return [process for process in wanted.values() if process.lives]
 
     def group_exists(self) -> bool:
-        return not fails(ProcessLookupError, os.killpg, self.leader, 0)
+        try:
+            os.killpg(self.leader, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass
+        return True
 
     def has_children(self) -> bool:
-        return not fails(ChildProcessError, os.waitid, os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return attempt(ChildProcessError, lambda: os.waitid(os.P_ALL, 0, options) or True) is not None
 
     def reap_all(self) -> bool:
         """Reap every dead child (the harness was reaped before). Returns whether there was any."""
         reaped = False
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                reaped = True
-        except ChildProcessError:
-            pass
+        while attempt(ChildProcessError, os.waitpid, -1, os.WNOHANG) not in (None, (0, 0)):
+            reaped = True
         return reaped
 
     def children(self, table: Iterable[Process | None]) -> list[Process]:
@@ -486,10 +452,8 @@ class Run:
 
     def note_survivors(self, table: list[Process], stopped: bool) -> None:
         for process in self.children(table):
-            if stopped:
-                self.note("preserved", process, "adopted before the stop")
-            elif process.identity in self.adopted:
-                self.note("preserved", process, "adopted before the exit")
+            if stopped or process.identity in self.adopted:
+                self.note("preserved", process, "adopted before the end")
             else:
                 self.note("unfinished", process, "below the harness at its exit")
 
@@ -502,11 +466,7 @@ class Run:
                 "name": process.name.decode("utf-8", "replace"), "reason": reason}  # fmt: skip
 
     def conclude(self, confirmed: bool) -> int:
-        """Write the report, then the receipt; returns our own exit code.
-
-        Raises:
-            OSError: The receipt could not be made durable; then there is none.
-        """
+        """Write the report, then the receipt (or raise OSError: there is none); returns our exit code."""
         attempt(OSError, self.bound_output)
         try:
             report = {kind: list(entries.values()) for kind, entries in self.report.items()}
@@ -519,7 +479,7 @@ class Run:
         receipt = {"cleanup_confirmed": confirmed, "return_code": code, "error": self.error,
                    "timed_out": self.timed_out}  # fmt: skip
         write_durably(self.directory, "cleanup.json", receipt)
-        if not confirmed or code is None:
+        if code is None or not confirmed:
             return REFUSED
         return code if code >= 0 else 128 - code
 
@@ -578,9 +538,6 @@ def complain(text: str) -> None:
     attempt(OSError, os.write, 2, ("supervisor: " + text + "\n").encode("utf-8", "backslashreplace"))
 
 
-# --- Main ----------------------------------------------------------------------------------------------
-
-
 def check_fences(directory: str) -> None:
     if os.path.lexists(os.path.join(directory, "stop.request")):
         raise Refused("stop.request: a stop came before the launch")
@@ -589,11 +546,7 @@ def check_fences(directory: str) -> None:
 
 
 def supervise(directory: str, origin: str) -> int:
-    """
-    Raises:
-        Refused: The directory is claimed or fenced, or the command does not fit; nothing was launched.
-        OSError: There is no receipt.
-    """
+    """One whole run. Raises Refused when nothing was launched, and OSError when there is no receipt."""
     check_fences(directory)
     if os.path.lexists(os.path.join(directory, "launch.claim")):
         raise Refused("launch.claim: another launch holds it")
