@@ -41,12 +41,19 @@ async def served(
         listener.listen(512)
         bound_port = listener.getsockname()[1]
         stopping = anyio.Event()
+        config = _config(listener, graceful_timeout_s, shutdown_timeout_s)
+        failure: Exception | None = None
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_serve, app, _config(listener, graceful_timeout_s, shutdown_timeout_s), stopping)
+            tasks.start_soon(_serve, app, config, stopping)
             try:
                 yield f"http://{LOOPBACK}:{bound_port}"
+            except Exception as error:
+                # Raised below, so that it does not come wrapped in an exception group.
+                failure = error
             finally:
                 stopping.set()
+    if failure is not None:
+        raise failure
 
 
 def _config(listener: socket.socket, graceful_timeout_s: float, shutdown_timeout_s: float) -> Config:

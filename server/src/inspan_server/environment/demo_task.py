@@ -129,4 +129,5 @@ def _usage(turn: int) -> dict[str, int]:
         "prompt_tokens": 900 + 250 * turn,
         "completion_tokens": 60,
         "cached_tokens": 900 if turn else 0,
+        "reasoning_tokens": 20,
     }

@@ -1,0 +1,258 @@
+"""`inspan demo`: one whole episode on this machine, shown as it goes.
+
+A sandbox with a small git repository whose test fails; a real harness in it that talks to a scripted model;
+its proven end; and only then the verification.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import anyio
+from attrs import define, field, frozen
+
+from inspan_core.harness import HarnessSpec
+from inspan_core.hookspecs import hookimpl
+from inspan_core.plugins import Plugins, load_plugins
+from inspan_core.sandbox import Sandbox
+from inspan_core.wire import EpisodeId
+from inspan_runtime.providers import builtin
+from inspan_server.cli import report
+from inspan_server.cli.demo_result import put_together
+from inspan_server.cli.demo_servers import DemoPlan, DemoServers, WatchedProvider, demo_servers, run_request
+from inspan_server.cli.exit_codes import DONE, FAILED, INFRASTRUCTURE, interrupted
+from inspan_server.cli.run_folder import RunFolder
+from inspan_server.cli.timeline import Entry, Timeline
+from inspan_server.environment.calls import new_client
+from inspan_server.environment.demo_task import DEMO_TASK
+from inspan_server.model.capture import Capture, ModelCall
+
+DIFF_LIMIT_BYTES = 1024 * 1024
+REPOSITORY_LIMIT_BYTES = 64 * 1024 * 1024
+LOOK_TIMEOUT_S = 20.0
+
+
+@frozen(kw_only=True)
+class DemoOptions:
+    """What the command line says.
+
+    Attributes:
+        keep: Also keep the repository as the agent left it.
+        run_dir: Where the run's records go; None: a new folder below ``./runs``.
+    """
+
+    harness: str = "pi"
+    sandbox: str = "bubblewrap"
+    as_json: bool = False
+    keep: bool = False
+    run_dir: str | None = None
+
+
+@define
+class _Observer:
+    """A plugin that shows the Agent Server's transitions to the timeline."""
+
+    timeline: Timeline
+
+    @hookimpl
+    def inspan_observe(self, transition: Mapping[str, Any]) -> None:
+        self.timeline.on_transition(transition)
+
+
+def run_demo(options: DemoOptions) -> int:
+    """Run the demonstration.
+
+    Returns:
+        0 when the episode was healthy and earned the reward; 1 when it did not; 3 when no harness could be
+        started; 130 or 143 after Ctrl-C or SIGTERM.
+
+    Raises:
+        PluginError: An unknown harness or sandbox provider.
+        ProviderUnavailable: The host lacks what the sandbox provider needs.
+        UsageError: The run folder cannot be used.
+    """
+    screen = _Screen(options.as_json)
+    timeline = Timeline(time.monotonic, screen.on_entry)
+    screen.timeline = timeline
+    plugins = load_plugins([builtin, _Observer(timeline)])
+    harness = plugins.harness(options.harness).spec
+    provider = WatchedProvider(plugins.provider_factory(options.sandbox)({}))
+    folder = RunFolder.make(options.run_dir)
+    demo = _Demo(
+        options=options,
+        harness=harness,
+        plugins=plugins,
+        provider=provider,
+        folder=folder,
+        screen=screen,
+        timeline=timeline,
+    )
+    with _logging_to(folder):
+        return anyio.run(demo.run)
+
+
+@define(kw_only=True)
+class _Demo:
+    options: DemoOptions
+    harness: HarnessSpec
+    plugins: Plugins
+    provider: WatchedProvider
+    folder: RunFolder
+    screen: _Screen
+    timeline: Timeline
+    episode_id: EpisodeId = field(factory=lambda: EpisodeId(rollout_id=f"demo-{secrets.token_hex(4)}"))
+    capture: Capture = field(init=False)
+    servers: DemoServers | None = field(default=None, init=False)
+    answer: Mapping[str, Any] = field(factory=dict, init=False)
+    signal_number: int | None = field(default=None, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.capture = Capture(observe=self.screen.on_call)
+
+    async def run(self) -> int:
+        """Everything that a signal must not leave behind happens under the signal receiver."""
+        self.screen.say(
+            f"inspan demo: {self.harness.name} {self.harness.version}, {self.options.sandbox} sandbox, "
+            f"task {DEMO_TASK.task_id.task_id}"
+        )
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._heed, signals, tasks.cancel_scope)
+                with tempfile.TemporaryDirectory(prefix="inspan-demo-") as scratch:
+                    await self._episode(scratch)
+                tasks.cancel_scope.cancel()
+            return self._finish()
+
+    async def _heed(self, signals: AsyncIterator[signal.Signals], scope: anyio.CancelScope) -> None:
+        async for number in signals:
+            self.signal_number = int(number)
+            self.screen.warn(f"{signal.Signals(number).name}: closing the session, then the sandbox")
+            scope.cancel()
+
+    async def _episode(self, scratch: str) -> None:
+        plan = DemoPlan(
+            harness=self.options.harness,
+            sandbox=self.options.sandbox,
+            plugins=self.plugins,
+            provider=self.provider,
+            episode_id=self.episode_id,
+            scratch=scratch,
+            timeline=self.timeline,
+            capture=self.capture,
+            before_stop=self._look,
+        )
+        self.timeline.begin("start the servers")
+        async with demo_servers(plan) as self.servers, new_client() as client:
+            self.timeline.end()
+            url = f"{self.servers.environment_url}/run"
+            answered = await client.post(url, json=run_request(self.episode_id))
+            if answered.status_code == 200:
+                self.answer = answered.json()
+            else:
+                self.answer = _failed(
+                    f"the environment answered {answered.status_code}: {answered.text[:500]}"
+                )
+            self.timeline.begin("stop the servers")
+        self.timeline.end()
+
+    async def _look(self, sandbox: Sandbox, workdir: str) -> None:
+        """Keep what the agent changed, before the sandbox is gone."""
+        diff = await sandbox.exec(
+            ("git", "diff", "HEAD"),
+            timeout_s=LOOK_TIMEOUT_S,
+            cwd=workdir,
+            output_limit_bytes=DIFF_LIMIT_BYTES,
+        )
+        self.folder.write("changes.diff", diff.stdout)
+        if self.options.keep:
+            tar = await sandbox.exec(
+                ("tar", "-cf", "-", "."),
+                timeout_s=LOOK_TIMEOUT_S,
+                cwd=workdir,
+                output_limit_bytes=REPOSITORY_LIMIT_BYTES,
+            )
+            if not tar.stdout_truncated:
+                self.folder.write("repository.tar", tar.stdout)
+
+    def _finish(self) -> int:
+        """Write the records, show the result, and say how it went."""
+        answer = self.answer or _failed("interrupted")
+        evidence = None if self.servers is None else self.servers.evidence()
+        result = put_together(
+            harness=self.harness,
+            provider=self.options.sandbox,
+            sandbox=self.provider.made,
+            answer=answer,
+            evidence=evidence,
+            capture=self.capture,
+            rollout_key=self.episode_id.capture_key,
+            timeline=self.timeline,
+        )
+        value = {**result.value, "run_dir": str(self.folder.path)}
+        self.folder.write_rollout(value)
+        self.capture.export_jsonl(self.folder.path / "model_calls.jsonl")
+        if evidence is not None:
+            self.folder.write_artifacts(evidence.artifacts)
+        self.screen.finish(value)
+        if self.signal_number is not None:
+            return interrupted(self.signal_number)
+        if result.failed_at_seed:
+            self.screen.warn(f"nothing was run: {value['failure']['failure_reason']}")
+            return INFRASTRUCTURE
+        return DONE if result.is_healthy and result.reward == 1 else FAILED
+
+
+@define
+class _Screen:
+    """The terminal: phases and model calls as they come, unless one JSON object is wanted."""
+
+    as_json: bool
+    timeline: Timeline | None = None
+    calls: int = 0
+
+    def say(self, text: str) -> None:
+        if not self.as_json:
+            print(text, flush=True)
+
+    def warn(self, text: str) -> None:
+        print(f"inspan demo: {text}", file=sys.stderr, flush=True)
+
+    def on_entry(self, entry: Entry) -> None:
+        self.say(report.phase_line(entry))
+
+    def on_call(self, call: ModelCall) -> None:
+        self.calls += 1
+        at_ms = 0.0 if self.timeline is None else self.timeline.elapsed_ms
+        self.say(report.call_line(at_ms, self.calls, call))
+
+    def finish(self, value: Mapping[str, Any]) -> None:
+        print(json.dumps(value, indent=2) if self.as_json else report.summary(value), flush=True)
+
+
+@contextmanager
+def _logging_to(folder: RunFolder) -> Iterator[None]:
+    """Send warnings of all servers to ``inspan.log``, away from the terminal; no empty file is left."""
+    handler = logging.FileHandler(folder.path / "inspan.log", encoding="utf-8", delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setLevel(logging.WARNING)
+    root = logging.getLogger()
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        handler.close()
+
+
+def _failed(reason: str) -> dict[str, Any]:
+    failure = {"failure_reason": reason, "terminal": False, "stage": "agent", "partial_response": None}
+    return {"result": None, "failure": failure}

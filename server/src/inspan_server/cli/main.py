@@ -1,0 +1,164 @@
+"""The `inspan` command: its verbs and exit codes.
+
+Exit codes: 0 done; 1 the run failed; 2 wrong usage; 3 something that inspan needs is missing; 130 and 143
+when it was interrupted by Ctrl-C or SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from typing import TypeAlias
+
+from inspan_core.errors import ProviderUnavailable, UsageError
+from inspan_server.cli.exit_codes import FAILED, INFRASTRUCTURE, USAGE, interrupted
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Returns:
+        The process's exit code.
+    """
+    arguments = build_parser().parse_args(argv)
+    try:
+        return int(arguments.run(arguments))
+    except UsageError as error:
+        print(f"inspan {arguments.verb}: {error}", file=sys.stderr)
+        return USAGE
+    except ProviderUnavailable as error:
+        print(f"inspan {arguments.verb}: {error}", file=sys.stderr)
+        return INFRASTRUCTURE
+    except BrokenPipeError:
+        # Whoever read our output has gone; Python must not complain about it once more at exit.
+        sys.stdout = None
+        return FAILED
+    except KeyboardInterrupt:
+        return interrupted(signal.SIGINT)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser with all verbs; each sets ``run`` to a function of the parsed arguments."""
+    parser = argparse.ArgumentParser(
+        prog="inspan",
+        description="Run agent harnesses in task sandboxes: nothing is graded that was not proven stopped.",
+        epilog="Exit codes: 0 done, 1 the run failed, 2 wrong usage, 3 something is missing on this machine.",
+    )
+    parser.add_argument("--version", action="version", version=f"inspan {metadata.version('inspan-server')}")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    _add_demo(verbs)
+    _add_serve(verbs)
+    _add_harness(verbs)
+    _add_machine(verbs)
+    return parser
+
+
+Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def _add_demo(verbs: Verbs) -> None:
+    demo = verbs.add_parser(
+        "demo",
+        help="run one whole episode and show it",
+        description="Run one whole episode on this machine: a sandbox with a small repository whose test "
+        "fails, a real harness in it that talks to a scripted model, its proven end, the verification.",
+    )
+    demo.add_argument(
+        "--harness",
+        default="pi",
+        metavar="NAME",
+        help="an installed harness (inspan harness list); default: pi",
+    )
+    demo.add_argument(
+        "--sandbox",
+        default="bubblewrap",
+        metavar="NAME",
+        help="bubblewrap (the default) or local (isolates nothing)",
+    )
+    demo.add_argument("--json", action="store_true", help="print one JSON object at the end and nothing else")
+    demo.add_argument(
+        "--keep", action="store_true", help="also keep the repository as the agent left it (repository.tar)"
+    )
+    demo.add_argument(
+        "--run-dir", metavar="DIR", help="where the run's records go; default: a new folder below ./runs"
+    )
+    demo.set_defaults(run=_demo)
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from inspan_server.cli.demo import DemoOptions, run_demo
+
+    return run_demo(
+        DemoOptions(
+            harness=arguments.harness,
+            sandbox=arguments.sandbox,
+            as_json=arguments.json,
+            keep=arguments.keep,
+            run_dir=arguments.run_dir,
+        )
+    )
+
+
+def _add_serve(verbs: Verbs) -> None:
+    serve = verbs.add_parser(
+        "serve",
+        help="run an Agent Server",
+        description="Run an Agent Server for one harness until it is interrupted.",
+    )
+    serve.add_argument("--config", required=True, metavar="FILE", help="the server's configuration (YAML)")
+    serve.set_defaults(run=_serve)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from inspan_server.cli.serve import serve
+
+    return serve(arguments.config)
+
+
+def _add_harness(verbs: Verbs) -> None:
+    harness = verbs.add_parser("harness", help="what harnesses are installed")
+    actions = harness.add_subparsers(dest="action", required=True, metavar="ACTION")
+    listing = actions.add_parser(
+        "list",
+        help="list installed harnesses, and plugins that are broken",
+        description="List the installed harnesses, and every plugin that cannot be used, with the reason.",
+    )
+    listing.add_argument("--json", action="store_true", help="print JSON")
+    listing.set_defaults(run=_harness_list)
+
+
+def _harness_list(arguments: argparse.Namespace) -> int:
+    from inspan_server.cli.harness import list_harnesses
+
+    return list_harnesses(as_json=arguments.json)
+
+
+def _add_machine(verbs: Verbs) -> None:
+    machine = verbs.add_parser("machine", help="the session machine: show its tables, check its invariants")
+    actions = machine.add_subparsers(dest="action", required=True, metavar="ACTION")
+    show = actions.add_parser("show", help="print the session machine's phases and what leads between them")
+    show.set_defaults(run=_machine_show)
+    check = actions.add_parser("check", help="walk every reachable state and check the invariants")
+    check.add_argument(
+        "--waiters",
+        type=int,
+        default=2,
+        metavar="N",
+        help="clients of a kind that may wait at once; default: 2",
+    )
+    check.set_defaults(run=_machine_check)
+
+
+def _machine_show(arguments: argparse.Namespace) -> int:
+    from inspan_server.cli.machine import show_machine
+
+    return show_machine()
+
+
+def _machine_check(arguments: argparse.Namespace) -> int:
+    from inspan_server.cli.machine import check_machine
+
+    return check_machine(waiters=arguments.waiters)
