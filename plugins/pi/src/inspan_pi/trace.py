@@ -48,8 +48,7 @@ class Message:
     @property
     def stamp(self) -> float:
         """Milliseconds, 0 when unknown."""
-        value = self.body.get("timestamp")
-        return float(value) if isinstance(value, int | float) else 0.0
+        return number(self.body.get("timestamp")) or 0.0
 
     @property
     def content(self) -> list[Mapping[str, Any]]:
@@ -171,8 +170,7 @@ def _parse(line: bytes) -> Any:
 
 
 def _take_record(trace: Trace, record: Mapping[str, Any]) -> None:
-    at = record.get("at")
-    at = float(at) if isinstance(at, int | float) and not isinstance(at, bool) else None
+    at = number(record.get("at"))
     if at is not None:
         trace.first_at = at if trace.first_at is None else trace.first_at
         trace.last_at = at
@@ -222,9 +220,9 @@ def _end_execution(trace: Trace, event: Mapping[str, Any], at: float | None) -> 
     execution = open_ones[0]
     execution.ended_at = at
     execution.is_error = event.get("isError") is True
-    duration_ms = event.get("durationMs")
-    if isinstance(duration_ms, int | float) and not isinstance(duration_ms, bool) and duration_ms >= 0:
-        execution.duration_ms = float(duration_ms)
+    duration_ms = number(event.get("durationMs"))
+    if duration_ms is not None and duration_ms >= 0:
+        execution.duration_ms = duration_ms
 
 
 def _end_compaction(trace: Trace, event: Mapping[str, Any], at: float | None) -> None:
@@ -258,6 +256,13 @@ def _add_session(trace: Trace, artifacts: Artifacts) -> None:
             continue
         after = (i for i, other in enumerate(trace.messages) if other.stamp > message.stamp)
         trace.messages.insert(next(after, len(trace.messages)), message)
+
+
+def number(value: Any) -> float | None:
+    """`value` as a finite float, or None."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e300:
+        return None
+    return float(value)
 
 
 def _word(value: Any) -> str:
