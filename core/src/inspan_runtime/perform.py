@@ -274,7 +274,10 @@ class Performer:
         return answers.ExecReleased(at=anyio.current_time(), order=order.number)
 
     async def _remove_files(self, order: RemoveFiles) -> Answer:
-        await remove_session_directory(self.room.connected, self.room.session_dir)
+        room = self.room
+        # An exec that returned cannot launch any more; one that was lost may still come.
+        surely_over = room.exec is None or room.exec.result is not None
+        await remove_session_directory(room.connected, room.session_dir, keep_fence=not surely_over)
         return answers.FilesRemoved(at=anyio.current_time(), order=order.number)
 
     async def _disconnect(self, order: Disconnect) -> Answer:

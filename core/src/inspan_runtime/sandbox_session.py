@@ -40,6 +40,8 @@ from inspan_runtime.room import Room
 T = TypeVar("T")
 
 DEFAULT_CLOSE_TIMEOUT_S = 30.0
+CONFLICT = 409
+"""The activation was cut off by a close, or came after one."""
 
 
 @dataclass
@@ -158,7 +160,10 @@ class SandboxSession(Generic[T]):
                 raise
         if reply.status == 200:
             return self.artifacts  # type: ignore[return-value]  # collected: the machine answers 200 only then
-        self._raise_execution(getattr(reply.body, "detail", "the run failed"))
+        detail = getattr(reply.body, "detail", "the run failed")
+        if reply.status == CONFLICT:
+            raise HarnessError(f"{self.harness}: {detail}")
+        self._raise_execution(detail)
 
     async def close(self, *, timeout: float = DEFAULT_CLOSE_TIMEOUT_S) -> None:
         """Stop the harness if it runs, collect once, release all. Joins what is in progress; repeatable.
@@ -198,12 +203,14 @@ class SandboxSession(Generic[T]):
     async def _tasks(self, close_step_timeout_s: float) -> AsyncIterator[None]:
         settings = Settings(close_step_timeout_s=close_step_timeout_s)
         self._driver.session = attrs.evolve(self._driver.session, settings=settings)
-        async with anyio.create_task_group() as group:
-            self._groups.append(group)
-            try:
+        group = anyio.create_task_group()
+        try:
+            async with group:
+                self._groups.append(group)
                 yield
-            finally:
-                self._groups.remove(group)
+        finally:
+            # Only now: orders that follow others start while the group waits for its tasks.
+            self._groups.remove(group)
 
     def _spawn(self, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
         async def shielded() -> None:

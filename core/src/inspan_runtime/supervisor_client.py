@@ -319,20 +319,28 @@ async def _wait(
 
 
 RETIRE_SCRIPT = """
-d=$1
-case $d in /*/*) ;; *) echo "refused" >&2; exit 3;; esac
-: > "$d.retired" || exit 4
-[ -e "$d" ] || [ -L "$d" ] || exit 0
-mv "$d" "$d.removed" 2>/dev/null
-rm -rf "$d.removed" "$d"
+d=$1 fence=$2 root=${1%/*}
+mkdir -p "$root" && : > "$d.retired" || exit 4
+if [ -e "$d" ] || [ -L "$d" ]; then
+    mv "$d" "$d.removed" 2>/dev/null
+    rm -rf "$d.removed" "$d" || exit 5
+fi
+[ "$fence" = keep ] && exit 0
+rm -f "$d.retired"
+rmdir "$root" 2>/dev/null
+exit 0
 """
 
 
-async def remove_session_directory(sandbox: Sandbox, session_dir: str, *, timeout_s: float = 30.0) -> None:
-    """Remove the session's folder; what stays is an empty file beside it that fences late launches.
+async def remove_session_directory(
+    sandbox: Sandbox, session_dir: str, *, keep_fence: bool = True, timeout_s: float = 30.0
+) -> None:
+    """Remove the session's folder, fenced against late launches before it begins to vanish.
 
     Args:
         session_dir: Absolute, at least two levels deep, without ``..``.
+        keep_fence: Whether an empty file stays beside it as a fence: for a launch whose exec may still come.
+        timeout_s: Seconds for all of it.
 
     Raises:
         UsageError: `session_dir` does not look like a session's folder.
@@ -343,7 +351,8 @@ async def remove_session_directory(sandbox: Sandbox, session_dir: str, *, timeou
         raise UsageError(
             f"session folder {session_dir!r}: expected a normal absolute path of two levels or more"
         )
-    result = await sandbox.exec(["sh", "-c", RETIRE_SCRIPT, "sh", session_dir], timeout_s=timeout_s)
+    argv = ["sh", "-c", RETIRE_SCRIPT, "sh", session_dir, "keep" if keep_fence else "drop"]
+    result = await sandbox.exec(argv, timeout_s=timeout_s)
     if result.exit_code != 0:
         output = result.stderr.decode("utf-8", "replace").strip()[-500:]
         raise SandboxError(f"{session_dir} could not be removed (exit code {result.exit_code}): {output}")
