@@ -11,7 +11,7 @@ from inspan_core.codec import encode
 from inspan_core.effects import ActivationBody, CloseBody, ErrorBody, Reply, SeedBody
 from inspan_core.observations import AgentObservationBundle, ObservationGap
 from inspan_core.session import Evidence
-from inspan_core.wire import CloseResponse, SeedRequest
+from inspan_core.wire import CloseResponse, EpisodeId, SeedRequest
 from inspan_runtime.driver import SessionDriver
 from inspan_runtime.harness_work import HarnessWork
 from inspan_runtime.room import Room
@@ -27,6 +27,7 @@ class Record:
         driver: Holds the machine's state.
         work: The harness's side; None with `seed`.
         room: The world's side.
+        episode_id: Of the seed, or of the first close of an id that was never seeded.
         closed_body: The body of the successful close, kept for its replays.
     """
 
@@ -34,6 +35,7 @@ class Record:
     driver: SessionDriver
     work: HarnessWork | None
     room: Room
+    episode_id: EpisodeId
     closed_body: Mapping[str, Any] | None = None
 
 

@@ -23,7 +23,7 @@ from inspan_core.harness import Artifacts
 from inspan_core.plugins import Plugins
 from inspan_core.relay import Harness
 from inspan_core.session import Phase, Session
-from inspan_core.wire import CloseRequest, SeedRequest
+from inspan_core.wire import CloseRequest, EpisodeId, SeedRequest
 from inspan_runtime.budgets import resolve_agent_timeout
 from inspan_runtime.contents import Record, error_answer, to_answer
 from inspan_runtime.driver import SessionDriver
@@ -161,9 +161,7 @@ class AgentService:
             cookie: ABSENT, SAME or MALFORMED.
         """
         if cookie is Cookie.MALFORMED:
-            return error_answer(
-                409, "the session cookie is malformed: never a call without a session"
-            )
+            return error_answer(409, "the session cookie is malformed: never a call without a session")
         if session_id is None:
             return self._without_session(capture_key)
         record = self._records.get(session_id)
@@ -194,8 +192,8 @@ class AgentService:
         session_id = body.agent_session_id
         record = self._records.get(session_id)
         if record is None:
-            record = self._add(session_id, None, None)
-        same = record.seed is None or record.seed.episode_id == body.episode_id
+            record = self._add(session_id, body.episode_id, None, None)
+        same = record.episode_id == body.episode_id
         if record.work is not None and record.driver.session.phase is Phase.ACTIVE:
             record.work.interrupted = True
         reply = await record.driver.ask(
@@ -235,7 +233,7 @@ class AgentService:
             cache=self._cache,
             gaps=list(skipped),
         )
-        return self._add(body.agent_session_id, body, work)
+        return self._add(body.agent_session_id, body.episode_id, body, work)
 
     def _check_sandbox(self, body: SeedRequest) -> None:
         access = body.sandbox_access
@@ -256,7 +254,9 @@ class AgentService:
                 field="sandbox_access.connection.provider_config_ref",
             )
 
-    def _add(self, session_id: str, seed: SeedRequest | None, work: HarnessWork | None) -> Record:
+    def _add(
+        self, session_id: str, episode_id: EpisodeId, seed: SeedRequest | None, work: HarnessWork | None
+    ) -> Record:
         workdir = CLOSED_WORKDIR
         if seed is not None and seed.sandbox_access is not None:
             workdir = seed.sandbox_access.workdir
@@ -275,7 +275,7 @@ class AgentService:
             spawn=self._spawn,
             observers=(self._forget, *self._observers),
         )
-        record = Record(seed=seed, driver=driver, work=work, room=room)
+        record = Record(seed=seed, driver=driver, work=work, room=room, episode_id=episode_id)
         self._records[session_id] = record
         if seed is not None:
             self._by_capture_key[seed.episode_id.capture_key] = session_id
