@@ -16,6 +16,9 @@ from inspan_core.json_text import problem
 BODY_LIMIT_BYTES = 32 * 1024 * 1024
 """Conversations of a million tokens are some 8 MiB."""
 
+DRAIN_LIMIT_BYTES = 64 * 1024 * 1024
+"""Read on and thrown away of a body that is too large: a client that still sends would not see the answer."""
+
 T = TypeVar("T")
 
 
@@ -51,15 +54,14 @@ def refusal(error: WireError) -> JsonResponse:
 
 
 async def _read(request: Request, limit_bytes: int) -> bytes:
-    announced = request.headers.get("content-length", "0")
-    size = int(announced) if announced.isdecimal() else 0
-    received = bytearray()
-    if size <= limit_bytes:
-        async for part in request.stream():
+    received, size = bytearray(), 0
+    async for part in request.stream():
+        size += len(part)
+        if size <= limit_bytes:
             received += part
-            if len(received) > limit_bytes:
-                break
-    if max(size, len(received)) > limit_bytes:
+        elif size > limit_bytes + DRAIN_LIMIT_BYTES:
+            break
+    if size > limit_bytes:
         raise WireError([problem("too_large", (), f"is larger than {limit_bytes} bytes", None)])
     return bytes(received)
 
