@@ -109,13 +109,19 @@ def _add_serve(verbs: Verbs) -> None:
         description="Run an Agent Server for one harness until it is interrupted.",
     )
     serve.add_argument("--config", required=True, metavar="FILE", help="the server's configuration (YAML)")
+    serve.add_argument(
+        "--host", metavar="HOST", help="interface to listen on, in place of the configuration's"
+    )
+    serve.add_argument(
+        "--port", type=int, metavar="PORT", help="port, in place of the configuration's; 0: any"
+    )
     serve.set_defaults(run=_serve)
 
 
 def _serve(arguments: argparse.Namespace) -> int:
     from inspan_server.cli.serve import serve
 
-    return serve(arguments.config)
+    return serve(arguments.config, host=arguments.host, port=arguments.port)
 
 
 def _add_harness(verbs: Verbs) -> None:
@@ -139,26 +145,19 @@ def _harness_list(arguments: argparse.Namespace) -> int:
 def _add_machine(verbs: Verbs) -> None:
     machine = verbs.add_parser("machine", help="the session machine: show its tables, check its invariants")
     actions = machine.add_subparsers(dest="action", required=True, metavar="ACTION")
-    show = actions.add_parser("show", help="print the session machine's phases and what leads between them")
-    show.set_defaults(run=_machine_show)
-    check = actions.add_parser("check", help="walk every reachable state and check the invariants")
+    show = actions.add_parser("show", help="print the machine's tables, or a diagram made from them")
+    show.add_argument("--format", choices=("table", "mermaid"), default="table", help="a page, or a diagram")
+    check = actions.add_parser("check", help="walk every reachable state and hold the invariants")
+    check.add_argument("--json", action="store_true", help="print one JSON object")
     check.add_argument(
-        "--waiters",
-        type=int,
-        default=2,
-        metavar="N",
-        help="clients of a kind that may wait at once; default: 2",
+        "--waiters", default="2", metavar="N", help="clients of a kind that may wait at once; default: 2"
     )
-    check.set_defaults(run=_machine_check)
+    machine.set_defaults(run=_machine)
 
 
-def _machine_show(arguments: argparse.Namespace) -> int:
-    from inspan_server.cli.machine import show_machine
+def _machine(arguments: argparse.Namespace) -> int:
+    from inspan_core.__main__ import main as machine_main
 
-    return show_machine()
-
-
-def _machine_check(arguments: argparse.Namespace) -> int:
-    from inspan_server.cli.machine import check_machine
-
-    return check_machine(waiters=arguments.waiters)
+    if arguments.action == "show":
+        return machine_main(["show", "--format", arguments.format])
+    return machine_main(["check", "--waiters", arguments.waiters, *(["--json"] if arguments.json else [])])

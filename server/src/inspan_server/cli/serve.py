@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import anyio
+from anyio.abc import TaskStatus
 from hypercorn.asyncio import serve as serve_app
 from hypercorn.config import Config
 from starlette.applications import Starlette
@@ -51,8 +52,6 @@ def serve(config_path: str, *, host: str | None = None, port: int | None = None)
         print(f"inspan serve: {_complaint(address, error)}", file=sys.stderr)
         return INFRASTRUCTURE
     with listener:
-        spec = app.state.service.harness.spec
-        print(f"inspan serve: {_url(listener)} runs {spec.name} {spec.version}", flush=True)
         return anyio.run(_run, app, config, listener)
 
 
@@ -70,7 +69,9 @@ async def _run(app: Starlette, config: AgentConfig, listener: socket.socket) -> 
     stop, unclosed = anyio.Event(), list[str]()
     close_timeout_s = SHUTDOWN_STEPS * config.session_close_timeout_seconds
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_stop_on_signal, app, close_timeout_s, stop, unclosed)
+        await tasks.start(_stop_on_signal, app, close_timeout_s, stop, unclosed)
+        spec = app.state.service.harness.spec
+        print(f"inspan serve: {_url(listener)} runs {spec.name} {spec.version}", flush=True)
         hypercorn = Config()
         hypercorn.bind = [f"fd://{listener.detach()}"]  # Hypercorn closes the descriptor that it is given.
         hypercorn.graceful_timeout = GRACEFUL_TIMEOUT_S
@@ -86,9 +87,15 @@ async def _run(app: Starlette, config: AgentConfig, listener: socket.socket) -> 
 
 
 async def _stop_on_signal(
-    app: Starlette, close_timeout_s: float, stop: anyio.Event, unclosed: list[str]
+    app: Starlette,
+    close_timeout_s: float,
+    stop: anyio.Event,
+    unclosed: list[str],
+    *,
+    task_status: TaskStatus[None],
 ) -> None:
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        task_status.started()
         async with anyio.create_task_group() as tasks:
             first = True
             async for _ in signals:

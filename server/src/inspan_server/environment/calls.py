@@ -97,8 +97,7 @@ async def call(
     if response.status_code != 200:
         status = response.status_code
         final = 400 <= status < 500 and status not in RETRYABLE_4XX
-        detail = response.text[:MAX_DETAIL_CHARS]
-        raise StageFailure(stage, f"{what} answered {status}: {detail}", terminal=final)
+        raise StageFailure(stage, f"{what} answered {status}: {_detail(response)}", terminal=final)
     try:
         value = parse_json(response.content, MAX_ANSWER_BYTES, lone_surrogates="replace")
     except WireError as error:
@@ -130,6 +129,17 @@ async def _post(
                 reason = f"{what}: connection to {url} lost for {retries.window_s:g} s: {_named(error)}"
                 raise StageFailure(stage, reason, terminal=False) from error
         await anyio.sleep(retries.delay_s)
+
+
+def _detail(response: httpx.Response) -> str:
+    """The sentence of ``{"detail": ...}``, else the body as it came; bounded."""
+    try:
+        value = parse_json(response.content, MAX_ANSWER_BYTES, lone_surrogates="replace")
+    except WireError:
+        value = None
+    detail = value.get("detail") if isinstance(value, dict) else None
+    text = detail if isinstance(detail, str) else response.text
+    return text[:MAX_DETAIL_CHARS]
 
 
 def _named(error: BaseException) -> str:
