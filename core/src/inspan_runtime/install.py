@@ -28,7 +28,7 @@ from inspan_core.errors import (
 from inspan_core.harness import BuildFolder, RuntimeArchive, RuntimeKey, Target
 from inspan_core.sandbox import Sandbox
 from inspan_runtime.install_cache import RuntimeCache
-from inspan_runtime.install_target import DEFAULT_ROOTS, Probe, probe_script, read_probe
+from inspan_runtime.install_target import DEFAULT_ROOTS, PYTHON_CANDIDATES, Probe, probe_script, read_probe
 from inspan_runtime.install_unpacker import MARKER
 
 PROBE_TIMEOUT_S = 60.0
@@ -124,8 +124,10 @@ class SandboxInstaller:
     async def _probed(self) -> Probe:
         async with self._lock:
             if self._probe is None:
+                named = self._sandbox.descriptor.get("python")
+                pythons = (named, *PYTHON_CANDIDATES) if isinstance(named, str) else PYTHON_CANDIDATES
                 result = await self._sandbox.exec(
-                    ["sh", "-c", probe_script(self._roots, self._workdir)],
+                    ["sh", "-c", probe_script(self._roots, self._workdir, pythons)],
                     timeout_s=PROBE_TIMEOUT_S,
                     cwd="/",
                     output_limit_bytes=64 * 1024,

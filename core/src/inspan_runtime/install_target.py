@@ -60,14 +60,15 @@ def quote(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"
 
 
-def probe_script(roots: Sequence[str], workdir: str) -> str:
+def probe_script(roots: Sequence[str], workdir: str, pythons: Sequence[str] = PYTHON_CANDIDATES) -> str:
     """The `sh` script whose output `read_probe` reads.
 
     Args:
         roots: Candidate folders for runtimes, best first.
         workdir: The task's folder; a root inside it is never used.
+        pythons: Candidate interpreters, best first.
     """
-    pythons = " ".join(quote(candidate) for candidate in PYTHON_CANDIDATES)
+    programs = " ".join(quote(candidate) for candidate in pythons)
     places = " ".join(quote(root) for root in roots)
     task = quote(workdir.rstrip("/") + "/")
     return f"""
@@ -77,7 +78,7 @@ glibc=$(getconf GNU_LIBC_VERSION 2>/dev/null)
 [ -n "$glibc" ] || glibc=$(ldd --version 2>&1 | head -n 1)
 echo "libc_text=$glibc"
 for loader in /lib/ld-musl-*.so.1; do [ -e "$loader" ] && echo "musl=$loader"; done
-for candidate in {pythons}; do
+for candidate in {programs}; do
   found=$(command -v "$candidate" 2>/dev/null) || continue
   answer=$("$found" -I -S -c {quote(PYTHON_CHECK)} 2>/dev/null) || continue
   real=${{answer%%|*}}
