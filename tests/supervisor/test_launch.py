@@ -11,7 +11,7 @@ WITHOUT = object()
 MALFORMED = [
     ("not JSON", "", "not JSON"),
     ("cut off", '{"argv": ["true"], "env"', "command.json"),
-    ("trailing", json.dumps(GOOD) + "}", "something follows"),
+    ("trailing", json.dumps(GOOD) + "}", "not JSON"),
     ("NaN", json.dumps({**GOOD, "timeout_s": float("nan")}), "timeout_s"),
     ("an array", "[]", "expected an object"),
     ("unknown key", {**GOOD, "shell": True}, "shell"),

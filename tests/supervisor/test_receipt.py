@@ -66,12 +66,22 @@ def test_the_receipt_survives_that_a_tool_deletes_the_session_directory(supervis
         "cleanup_confirmed": True, "return_code": 4, "error": None, "timed_out": False}  # fmt: skip
 
 
-def test_a_stop_is_still_noticed_after_a_tool_deleted_the_session_directory(supervised, kit):
-    supervised.run(f'rm -rf "{supervised.dir}"; touch "$WORK/deleted"; sleep 1000')
+def test_a_deleted_session_directory_gets_its_claim_back_and_a_stop_is_still_noticed(supervised, kit):
+    """Without the claim whoever stops the run would conclude that nothing was ever launched."""
+    supervisor = supervised.run(f'rm -rf "{supervised.dir}"; touch "$WORK/deleted"; sleep 1000')
     supervised.wait_file("deleted")
-    supervised.dir.mkdir()
+    kit.eventually((supervised.dir / "supervisor.pid").exists, "the directory is made again")
+    assert (supervised.dir / "launch.claim").read_text() == f"{supervisor.pid}\n"
     supervised.stop()
     assert supervised.receipt()["return_code"] == -15
+
+
+def test_a_draft_that_a_tool_has_replaced_by_a_fifo_does_not_hang_the_supervisor(supervised):
+    supervised.run(
+        f'cd "{supervised.dir}"; draft=$(echo .cleanup.json.*); rm "$draft"; mkfifo "$draft"; exit 0'
+    )
+    assert supervised.wait() == 125
+    assert not (supervised.dir / "cleanup.json").exists()
 
 
 def test_a_retired_directory_is_never_made_again(supervised):

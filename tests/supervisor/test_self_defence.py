@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from inspan_supervisor import LOADER
+
 IN_NAMESPACE = ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"])]
 IN_NAMESPACE += ["--pid", "--fork", "--kill-child", "--mount-proc"]
 
@@ -154,13 +156,12 @@ def test_a_stop_is_noticed_with_and_without_the_kernels_notification(supervised,
     """4242 is no fcntl command: the kernel refuses it as one without directory notification would."""
     supervised.command(["sh", "-c", kit.report_pid + "report harness $$; while :; do sleep 1000; done"])
     file = str(supervised.dir / "process_supervisor.py")
-    load = 'import sys; sys.argv = sys.argv[1:]; exec(compile(open(sys.argv[0]).read(), sys.argv[0], "exec"))'
     argv = [
         supervised.python,
         "-I",
         "-S",
         "-c",
-        "; ".join([*python_options, load]),
+        "; ".join([*python_options, LOADER]),
         file,
         str(supervised.dir),
     ]

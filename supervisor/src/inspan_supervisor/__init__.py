@@ -13,9 +13,14 @@ RECEIPT_FILE = "cleanup.json"
 SUPERVISOR_FILE = "process_supervisor.py"
 RETIRED_SUFFIX = ".retired"
 
+LOADER = 'import sys; sys.argv = sys.argv[1:]; exec(compile(open(sys.argv[0]).read(), sys.argv[0], "exec"))'
+"""For ``python -I -S -c LOADER .../process_supervisor.py SESSION_DIR``: the same as running the file itself,
+with a megabyte less, since Python keeps the syntax tree of a script that it runs by its path to the end."""
+
 __all__ = [
     "CLAIM_FILE",
     "COMMAND_FILE",
+    "LOADER",
     "OUTPUT_FILE",
     "PID_FILE",
     "PROCESSES_FILE",

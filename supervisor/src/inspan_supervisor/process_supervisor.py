@@ -53,6 +53,9 @@ PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.02  # Between two looks while something dies
 REFUSED = 125  # Our own failures, as env, timeout and docker have it; 126 and 127: argv could not be run.
 GONE = (ProcessLookupError, PermissionError)  # Not signalled: the next look tells whether it lives.
 WAKING = (signal.SIGCHLD, signal.SIGIO)  # A child changed; a file appeared in the directory.
+PEEK = os.WEXITED | os.WNOHANG | os.WNOWAIT  # See whether there is a dead child, and leave it standing.
+OOM_SCORE = "/proc/self/oom_score_adj"
+NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 15, 36
 
 
@@ -84,9 +87,8 @@ def hide() -> None:
     with open("/proc/self/stat", "rb") as stat, open("/proc/self/mem", "r+b", buffering=0) as memory:
         fields = stat.read().rpartition(b")")[2].split()
         start, end = int(fields[45]), int(fields[48])  # arg_start, env_end: one piece of the stack
-        if 0 < end - start < 8 * 1024 * 1024:
-            memory.seek(start)
-            memory.write(NAME.ljust(end - start, b"\0"))
+        memory.seek(start)
+        memory.write(NAME.ljust(end - start, b"\0"))
 
 
 def set_signals(action: object, blocked: tuple[int, ...]) -> None:
@@ -101,11 +103,6 @@ def sleep(seconds: float) -> None:
     signal.sigtimedwait(WAKING, max(0.0, seconds))
 
 
-def set_oom_score(text: str) -> None:
-    with open("/proc/self/oom_score_adj", "w") as file:
-        file.write(text)
-
-
 class JsonRules:
     strict, object_hook, object_pairs_hook, memo = True, None, None, {}  # type: ignore[var-annotated]
     parse_int, parse_float, parse_constant = int, float, float
@@ -117,17 +114,17 @@ def read_command(path: str) -> dict[str, Any]:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             data = file.read(COMMAND_LIMIT_BYTES + 1)
         if len(data) > COMMAND_LIMIT_BYTES:
-            raise ValueError("longer than {} bytes".format(COMMAND_LIMIT_BYTES))
+            raise ValueError(f"longer than {COMMAND_LIMIT_BYTES} bytes")
         text = data.decode("utf-8").strip(" \t\r\n")
         try:
             command, end = make_scanner(JsonRules)(text, 0)  # type: ignore[arg-type]
         except (StopIteration, SystemError):  # 3.11 cannot make its own error without json loaded.
-            raise ValueError("not JSON") from None
+            end = -1
         if end != len(text):
-            raise ValueError("not JSON: something follows the value")
+            raise ValueError("not JSON")
         return check_command(command)
     except (OSError, ValueError, RecursionError) as error:
-        raise Refused("{}: {}".format(path, error)) from None
+        raise Refused(f"{path}: {error}") from None
 
 
 def check_command(command: object) -> dict[str, Any]:
@@ -137,10 +134,10 @@ def check_command(command: object) -> dict[str, Any]:
     command = dict({"grace_s": None, "drain": "seed", "cwd": None}, **command)
     unknown, missing = sorted(set(command) - set(CHECKS)), sorted(set(CHECKS) - set(command))
     if unknown or missing:
-        raise ValueError("unknown keys {}, missing keys {}".format(unknown, missing))
+        raise ValueError(f"unknown keys {unknown}, missing keys {missing}")
     for key, (fits, expected) in CHECKS.items():
         if not fits(command[key]):  # type: ignore[no-untyped-call]
-            raise ValueError("{}: expected {}".format(key, expected))
+            raise ValueError(f"{key}: expected {expected}")
     if command["grace_s"] is None:
         command["grace_s"] = min(DEFAULT_GRACE_S, command["cleanup_timeout_s"] / 2)
     if command["grace_s"] >= command["cleanup_timeout_s"]:
@@ -194,12 +191,12 @@ class Process:
 
 def look_up(pid: int) -> Process | None:
     try:
-        with open("/proc/{}/stat".format(pid), "rb", buffering=0) as file:
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
             return Process(pid, file.read(4096))
     except (FileNotFoundError, ProcessLookupError):
         return None
     except (OSError, ValueError, IndexError) as error:
-        raise Unreadable("/proc/{}/stat: {}".format(pid, error)) from None
+        raise Unreadable(f"/proc/{pid}/stat: {error}") from None
 
 
 def look() -> list[Process]:
@@ -208,7 +205,7 @@ def look() -> list[Process]:
         names = os.listdir("/proc")
         mine = os.readlink("/proc/self") == str(os.getpid())
     except OSError as error:
-        raise Unreadable("/proc: {}".format(error)) from None
+        raise Unreadable(f"/proc: {error}") from None
     if not mine or "1" not in names:
         raise Unreadable("/proc is of another pid namespace, or hides the processes of others")
     found = map(look_up, [int(name) for name in names if name.isdigit()])
@@ -236,12 +233,12 @@ class Run:
         self.directory = directory
         self.command = command
         self.me = os.getpid()
+        self.pid_line = b"%d\n" % self.me
         self.leader = 0  # The harness: leader of its own session and process group.
         self.status = None  # type: int | None
         self.error = None  # type: str | None
-        self.timed_out = False
-        self.output = -1
-        self.output_bytes = 0
+        self.timed_out, self.output_bytes = False, 0
+        self.output = self.notice = os.open(os.devnull, os.O_RDWR)
         self.adopted = set()  # type: set[tuple[int, int]]
         self.report = {"killed": {}, "preserved": {}, "unfinished": {}}  # type: dict[str, dict[object, object]]
 
@@ -268,7 +265,7 @@ class Run:
             os.setsid()
             set_signals(signal.SIG_DFL, ())  # Before the parent may signal us, or the SIGTERM is lost.
             os.write(failure, b"+")
-            attempt(OSError, set_oom_score, "500")
+            attempt(OSError, write, OOM_SCORE, os.O_WRONLY, b"500")
             os.chdir(self.command["cwd"] or origin)
             argv = [encode(item) for item in self.command["argv"]]
             env = {encode(key): encode(value) for key, value in self.command["env"].items()}
@@ -277,8 +274,7 @@ class Run:
         except BaseException as error:
             if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
                 code = 126
-            text = "{}: {}".format(self.command["argv"][0], error)
-            os.write(failure, text.encode("utf-8", "replace")[:2000])
+            os.write(failure, f"{self.command['argv'][0]}: {error}".encode("utf-8", "replace")[:2000])
         finally:
             os._exit(code)
 
@@ -293,6 +289,8 @@ class Run:
                 return "exit"
             if os.path.lexists(self.path("stop.request")):
                 return "stop"
+            if not os.path.lexists(self.path("launch.claim")):
+                attempt(OSError, self.claim_again)
             now = time.monotonic()
             if now >= deadline:
                 self.timed_out = True
@@ -304,15 +302,24 @@ class Run:
             sleep(min(tick_s, deadline - now, housekeeping_at - now))
 
     def listen(self) -> bool:
-        """Have the kernel send SIGIO when a file appears in the directory."""
-        fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
-        fcntl.fcntl(fd, fcntl.F_NOTIFY, fcntl.DN_CREATE | fcntl.DN_RENAME | fcntl.DN_MULTISHOT)
+        """Have the kernel send SIGIO when a file comes into the directory or leaves it."""
+        os.close(self.notice)
+        self.notice = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
+        events = fcntl.DN_CREATE | fcntl.DN_DELETE | fcntl.DN_RENAME | fcntl.DN_MULTISHOT
+        fcntl.fcntl(self.notice, fcntl.F_NOTIFY, events)
         return True
+
+    def claim_again(self) -> None:
+        """A tool has deleted our files; without a claim, a stop would conclude that nothing was launched."""
+        restore(self.directory)
+        write(self.path("launch.claim"), NEW_FILE, self.pid_line)
+        attempt(OSError, write, self.path("supervisor.pid"), NEW_FILE, self.pid_line)
+        self.listen()
 
     def reap_others(self) -> bool:
         """Reap all dead children but the harness, whose unreaped pid keeps its group ours. Is it dead?"""
         while True:
-            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            found = os.waitid(os.P_ALL, 0, PEEK)
             if found is None or found.si_pid == self.leader:
                 return found is not None
             os.waitpid(found.si_pid, 0)
@@ -320,7 +327,7 @@ class Run:
     def note_adopted(self) -> None:
         """Remember who is adopted while the harness runs: at its own exit these are the known services."""
         try:
-            with open("/proc/self/task/{}/children".format(self.me), "rb") as file:
+            with open(f"/proc/self/task/{self.me}/children", "rb") as file:
                 found = [look_up(int(pid)) for pid in file.read().split()]
         except OSError:  # Not every kernel has this file.
             found = attempt(Unreadable, look) or []
@@ -348,15 +355,15 @@ class Run:
             members = [p for p in table if p.group == self.leader and p.lives and p.pid != self.leader]
             if self.command["drain"] == "seed" and table:
                 spared = {p.identity for p in self.children(table) if p.group != self.leader}
-            self.signal_group(signal.SIGTERM)
-            self.signal_group(signal.SIGCONT)  # A stopped process acts on SIGTERM only once it runs.
+            attempt(GONE, os.killpg, self.leader, signal.SIGTERM)
+            attempt(GONE, os.killpg, self.leader, signal.SIGCONT)  # Who is stopped cannot act on SIGTERM.
             self.await_group(now + self.command["grace_s"])
             for process in members:
                 self.note("killed", process, "group")
-        self.signal_group(signal.SIGKILL)
+        attempt(GONE, os.killpg, self.leader, signal.SIGKILL)
         while not self.leader_is_dead():
             if time.monotonic() >= budget_ends:
-                self.error = "the harness (pid {}) does not die of SIGKILL".format(self.leader)
+                self.error = f"the harness (pid {self.leader}) does not die of SIGKILL"
                 return False
             sleep(LONGEST_PAUSE_S)
         self.status = os.waitpid(self.leader, 0)[1]
@@ -364,18 +371,15 @@ class Run:
             spared = set()
         return self.drain(ending != "exit" or self.command["drain"] == "all", spared, budget_ends)
 
-    def signal_group(self, number: int) -> None:
-        attempt(GONE, os.killpg, self.leader, number)
-
     def leader_is_dead(self) -> bool:
-        return os.waitid(os.P_PID, self.leader, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        return os.waitid(os.P_PID, self.leader, PEEK) is not None
 
     def await_group(self, grace_ends: float) -> None:
         """Until nobody in the group lives, at most until `grace_ends`."""
         pause_s = PAUSE_S
         while time.monotonic() < grace_ends:
             if not self.leader_is_dead():
-                sleep(min(TICK_S, grace_ends - time.monotonic()))  # Its death wakes us.
+                sleep(grace_ends - time.monotonic())  # Its death wakes us.
             elif any(p.group == self.leader and p.lives for p in attempt(Unreadable, look) or []):
                 sleep(min(pause_s, grace_ends - time.monotonic()))
                 pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
@@ -400,9 +404,9 @@ class Run:
                 if not targets and not (drains and self.reap_all()):
                     self.note_survivors(table, drains)
                     return True
-                problem = "{} processes that must be dead still live".format(len(targets))
+                problem = f"{len(targets)} processes that must be dead still live"
             except Unreadable as error:
-                problem = "process state is unreadable: {}".format(error)
+                problem = f"process state is unreadable: {error}"
                 if not drains and not self.group_exists():
                     return True
             if time.monotonic() >= budget_ends:
@@ -429,16 +433,13 @@ class Run:
 
     def group_exists(self) -> bool:
         try:
-            os.killpg(self.leader, 0)
+            attempt(PermissionError, os.killpg, self.leader, 0)
         except ProcessLookupError:
             return False
-        except PermissionError:
-            pass
         return True
 
     def has_children(self) -> bool:
-        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        return attempt(ChildProcessError, lambda: os.waitid(os.P_ALL, 0, options) or True) is not None
+        return attempt(ChildProcessError, lambda: os.waitid(os.P_ALL, 0, PEEK) or True) is not None
 
     def reap_all(self) -> bool:
         """Reap every dead child (the harness was reaped before). Returns whether there was any."""
@@ -472,7 +473,7 @@ class Run:
             report = {kind: list(entries.values()) for kind, entries in self.report.items()}
             write_durably(self.directory, "processes.json", report)
         except OSError as error:
-            complain("processes.json: {}".format(error))  # It may never cost the receipt.
+            complain(f"processes.json: {error}")  # It may never cost the receipt.
         code = None
         if self.status is not None:
             code = os.WEXITSTATUS(self.status) if os.WIFEXITED(self.status) else -os.WTERMSIG(self.status)
@@ -484,16 +485,23 @@ class Run:
         return code if code >= 0 else 128 - code
 
 
+def restore(directory: str) -> None:
+    """Make the directory again that a tool has deleted; one that was retired stays away."""
+    if not os.path.isdir(directory) and not os.path.lexists(directory + ".retired"):
+        os.makedirs(directory, 0o700)
+
+
+def write(path: str, flags: int, data: bytes) -> None:
+    fd = os.open(path, flags, 0o600)
+    try:
+        if os.write(fd, data) != len(data):
+            raise OSError(f"{path}: short write, the disk is full")
+    finally:
+        os.close(fd)
+
+
 def temporary(directory: str, name: str) -> str:
-    return os.path.join(directory, ".{}.{}".format(name, os.getpid()))
-
-
-def reserve(directory: str, name: str) -> None:
-    """Take the disk blocks of a later `write_durably`."""
-    draft = temporary(directory, name)
-    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as file:
-        if file.write(bytes(RECEIPT_BYTES)) != RECEIPT_BYTES:
-            raise OSError("{}: the disk is full".format(draft))
+    return os.path.join(directory, f".{name}.{os.getpid()}")
 
 
 def to_json(value: object) -> str:
@@ -507,11 +515,10 @@ def to_json(value: object) -> str:
 
 
 def write_durably(directory: str, name: str, value: object) -> None:
-    """Make the file appear whole or not at all, also where a tool has deleted the directory meanwhile."""
-    if not os.path.isdir(directory) and not os.path.lexists(directory + ".retired"):
-        os.makedirs(directory, 0o700)
+    """Make the file appear whole or not at all."""
+    restore(directory)
     draft = temporary(directory, name)
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     try:
         data = to_json(value).encode("ascii") + b"\n"
         with open(fd, "wb", buffering=0) as file:
@@ -528,12 +535,6 @@ def write_durably(directory: str, name: str, value: object) -> None:
     os.close(fd)
 
 
-def write_own_pid(path: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    os.write(fd, b"%d\n" % os.getpid())
-    os.close(fd)
-
-
 def complain(text: str) -> None:
     attempt(OSError, os.write, 2, ("supervisor: " + text + "\n").encode("utf-8", "backslashreplace"))
 
@@ -542,7 +543,7 @@ def check_fences(directory: str) -> None:
     if os.path.lexists(os.path.join(directory, "stop.request")):
         raise Refused("stop.request: a stop came before the launch")
     if os.path.lexists(directory + ".retired"):
-        raise Refused("{}: this session directory is retired".format(directory))
+        raise Refused(f"{directory}: this session directory is retired")
 
 
 def supervise(directory: str, origin: str) -> int:
@@ -554,26 +555,26 @@ def supervise(directory: str, origin: str) -> int:
     if call_libc("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise Refused("this kernel does not let us adopt orphans (PR_SET_CHILD_SUBREAPER)")
     try:
-        reserve(directory, "cleanup.json")
-        write_own_pid(run.path("launch.claim"))
+        write(temporary(directory, "cleanup.json"), NEW_FILE, bytes(RECEIPT_BYTES))
+        write(run.path("launch.claim"), NEW_FILE, run.pid_line)
     except OSError as error:
         attempt(OSError, os.unlink, temporary(directory, "cleanup.json"))
-        raise Refused("no claim on {}: {}".format(directory, error)) from None
+        raise Refused(f"no claim on {directory}: {error}") from None
     confirmed = False
     try:
         os.unlink(run.path("command.json"))
         check_fences(directory)  # Whoever plants a stop looks for the claim after it: one sees the other.
-        write_own_pid(run.path("supervisor.pid"))
+        write(run.path("supervisor.pid"), NEW_FILE, run.pid_line)
         run.launch(origin)
         confirmed = run.end(run.watch())
         if confirmed:
             run.error = os.read(run.failure, 2000).decode("utf-8", "replace") or None
     except BaseException as error:  # The last fence: whatever went wrong is told, after a kill.
-        run.error = "{}: {}".format(type(error).__name__, error)
+        run.error = f"{type(error).__name__}: {error}"
         complain(run.error)
         confirmed = run.leader == 0  # Nothing was started, hence nothing runs.
         if run.leader and run.status is None:
-            run.signal_group(signal.SIGKILL)
+            attempt(GONE, os.killpg, run.leader, signal.SIGKILL)
     return run.conclude(confirmed)
 
 
@@ -583,7 +584,7 @@ def main(argv: list[str]) -> int:
         pass  # No file of ours may take the place of a closed stdout.
     os.closerange(3, 4096)  # What a careless parent leaked must not reach the harness.
     set_signals(signal.SIG_IGN, WAKING)
-    attempt(OSError, set_oom_score, "-1000")  # Needs a capability; that the harness's is 500 is enough.
+    attempt(OSError, write, OOM_SCORE, os.O_WRONLY, b"-1000")  # Where we may; the harness's is 500.
     try:
         if len(argv) != 2 or not argv[1].startswith("/"):
             raise Refused("usage: process_supervisor.py SESSION_DIR (an absolute path)")
