@@ -116,3 +116,17 @@ def until():
 @pytest.fixture
 def bodies():
     return SimpleNamespace(seed=seed_body, close=close_body, episode=episode)
+
+
+@pytest.fixture
+def anyio_sync():
+    """Call an async function from a plain test."""
+
+    def call(function, *arguments):
+        async def bounded():
+            with anyio.fail_after(30):
+                return await function(*arguments)
+
+        return anyio.run(bounded)
+
+    return call

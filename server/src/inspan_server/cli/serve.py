@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import signal
 import socket
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import anyio
 from anyio.abc import TaskStatus
@@ -28,7 +30,9 @@ GRACEFUL_TIMEOUT_S = 5.0
 
 
 def serve(config_path: str, *, host: str | None = None, port: int | None = None) -> int:
-    """Serve until SIGTERM or SIGINT; then close every session, and end. A second signal ends at once.
+    """Serve until SIGTERM or SIGINT; then close every session, and end.
+
+    A second signal ends the process at once, with 1, whatever is still open.
 
     Args:
         config_path: The configuration, a YAML file.
@@ -66,10 +70,10 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 async def _run(app: Starlette, config: AgentConfig, listener: socket.socket) -> int:
-    stop, unclosed = anyio.Event(), list[str]()
+    stop, unclosed, watching = anyio.Event(), list[str](), anyio.CancelScope()
     close_timeout_s = SHUTDOWN_STEPS * config.session_close_timeout_seconds
     async with anyio.create_task_group() as tasks:
-        await tasks.start(_stop_on_signal, app, close_timeout_s, stop, unclosed)
+        await tasks.start(_stop_on_signal, app, close_timeout_s, stop, unclosed, watching)
         spec = app.state.service.harness.spec
         print(f"inspan serve: {_url(listener)} runs {spec.name} {spec.version}", flush=True)
         hypercorn = Config()
@@ -80,7 +84,7 @@ async def _run(app: Starlette, config: AgentConfig, listener: socket.socket) -> 
         hypercorn.accesslog = None
         hypercorn.errorlog = logging.getLogger("inspan.http")
         await serve_app(app, hypercorn, shutdown_trigger=stop.wait)  # type: ignore[arg-type]
-        tasks.cancel_scope.cancel()
+        watching.cancel()
     if unclosed:
         print(f"inspan serve: not proven closed: {', '.join(sorted(unclosed))}", file=sys.stderr)
     return UNCLOSED if unclosed else DONE
@@ -91,20 +95,30 @@ async def _stop_on_signal(
     close_timeout_s: float,
     stop: anyio.Event,
     unclosed: list[str],
+    watching: anyio.CancelScope,
     *,
     task_status: TaskStatus[None],
 ) -> None:
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    with watching, anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         task_status.started()
         async with anyio.create_task_group() as tasks:
-            first = True
+            closing = False
             async for _ in signals:
-                if not first:
-                    stop.set()
-                    tasks.cancel_scope.cancel()
-                    return
-                first = False
+                if closing:
+                    _give_up(app)
+                closing = True
                 tasks.start_soon(_close_sessions, app, close_timeout_s, stop, unclosed)
+
+
+def _give_up(app: Starlette) -> NoReturn:
+    """End at once: whatever is still open stays as it is, and owned sandboxes end by their time to live."""
+    still_open = sorted(app.state.service.phases)
+    print(
+        f"inspan serve: ended without closing: {', '.join(still_open) or 'nothing'}",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(UNCLOSED)
 
 
 async def _close_sessions(
