@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import struct
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -14,10 +13,13 @@ from anyio.abc import SocketStream
 
 from inspan_core.errors import SandboxGone, SandboxTransportError
 from inspan_runtime.providers.exec_agent.frames import decode, encode
+from inspan_runtime.providers.state_folder import is_held
 
 RECEIVE_BYTES = 256 * 1024
 ANSWER_SLACK_S = 10.0
 KILL_WAIT_S = 5.0
+GONE_WAIT_S = 2.0
+POLL_S = 0.002
 
 
 class Call:
@@ -100,7 +102,18 @@ async def open_call(state: Path, name: str, *, what: str, timeout_s: float) -> A
     except TimeoutError as error:
         raise SandboxTransportError(f"{what}: no answer within {timeout_s:g} s") from error
     except (anyio.EndOfStream, anyio.BrokenResourceError, ConnectionError) as error:
+        if await _is_gone(state):
+            raise SandboxGone(f"{what}: the sandbox ended meanwhile") from error
         raise SandboxTransportError(f"{what}: the connection broke") from error
+
+
+async def _is_gone(state: Path) -> bool:
+    """Whether a connection broke because the sandbox ends: its keeper follows within milliseconds."""
+    with anyio.move_on_after(GONE_WAIT_S):
+        while await anyio.to_thread.run_sync(is_held, state):
+            await anyio.sleep(POLL_S)
+        return True
+    return False
 
 
 async def _connect(state: Path, name: str, what: str) -> SocketStream:
@@ -115,10 +128,3 @@ async def _connect(state: Path, name: str, what: str) -> SocketStream:
         raise SandboxGone(f"{what}: the sandbox no longer exists (nobody listens in {state})") from error
     finally:
         os.close(folder)
-
-
-def pair() -> tuple[socket.socket, socket.socket]:
-    """Return two connected sockets, the first one non-blocking."""
-    ours, theirs = socket.socketpair()
-    ours.setblocking(False)
-    return ours, theirs

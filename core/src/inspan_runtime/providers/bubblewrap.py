@@ -24,12 +24,12 @@ from inspan_core.sandbox import Descriptor, Sandbox, SandboxSpec
 from inspan_runtime.providers import bwrap_command, state_folder
 from inspan_runtime.providers.boot import FLAGS
 from inspan_runtime.providers.environment import command_environment
-from inspan_runtime.providers.guest_interpreter import NEUTRAL_NAME, GuestInterpreter, guest_interpreter
+from inspan_runtime.providers.guest_interpreter import GuestInterpreter, guest_interpreter
 from inspan_runtime.providers.host_root import HostView, view_of_host
 from inspan_runtime.providers.interpreter import own_interpreter
 from inspan_runtime.providers.kept_sandboxes import KeeperRefused, KeptSandboxes, Plan
 from inspan_runtime.providers.reach import loopback_addresses
-from inspan_runtime.providers.spec_checks import check_mounts, check_options, check_spec
+from inspan_runtime.providers.spec_checks import NEUTRAL_NAME, check_mounts, check_options, check_spec
 
 NAME = "bubblewrap"
 OPTIONS: Mapping[str, type | tuple[type, ...]] = {

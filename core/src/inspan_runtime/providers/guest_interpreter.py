@@ -13,7 +13,6 @@ from inspan_runtime.providers.interpreter import Interpreter
 from inspan_runtime.providers.spec_checks import OWN_FOLDER
 
 VISIBLE = ("/usr/", "/opt/", "/nix/")
-NEUTRAL_NAME = os.path.join(OWN_FOLDER, "init")
 OLDEST_MINOR = 8
 NEWEST_MINOR = 30
 
@@ -49,12 +48,11 @@ def guest_interpreter(own: Interpreter, root: str) -> GuestInterpreter:
         return _of_tree(root)
     if own.path.startswith(VISIBLE) and own.prefix.startswith(tuple(one.rstrip("/") for one in VISIBLE)):
         return GuestInterpreter(path=own.path)
-    base = os.path.join(OWN_FOLDER, "base")
-    inside = os.path.join(base, os.path.relpath(own.path, own.prefix))
+    inside = os.path.join(OWN_FOLDER, os.path.relpath(own.path, own.prefix))
     return GuestInterpreter(
         path=inside,
-        mounts=(Mount(source=own.prefix, target=base),),
-        env={"LD_LIBRARY_PATH": os.path.join(base, "lib")},
+        mounts=(Mount(source=own.prefix, target=OWN_FOLDER),),
+        env={"LD_LIBRARY_PATH": os.path.join(OWN_FOLDER, "lib")},
     )
 
 

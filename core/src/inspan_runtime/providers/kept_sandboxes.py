@@ -269,14 +269,22 @@ class _Birth:
     async def completed(self) -> None:
         """Wait for the keeper's word, and take the sandbox."""
         self._sock.setblocking(False)
-        await anyio.wait_readable(self._sock)
-        data = self._sock.recv(MESSAGE_LIMIT_BYTES)
+        data = await self._received()
         self._collect_starter()
         if data == b"R":
             self._sock.send(b"A")
-            return
+            data = await self._received()
+            if data == b"K":
+                return
         kind, _, message = data[1:].decode("utf-8", "replace").partition(":")
         raise KeeperRefused(message or f"the keeper ended: {self._log()}", kind=kind or "create")
+
+    async def _received(self) -> bytes:
+        await anyio.wait_readable(self._sock)
+        try:
+            return self._sock.recv(MESSAGE_LIMIT_BYTES)
+        except ConnectionResetError:  # It ended with something unread.
+            return b""
 
     async def undone(self) -> None:
         """Give the creation up, and wait until nothing of it is left."""
@@ -290,18 +298,12 @@ class _Birth:
                 except OSError:
                     pass
                 self._sock.setblocking(False)
-                await self._ended()
+                while await self._received():
+                    pass
+                if await anyio.to_thread.run_sync(state_folder.is_held, self.state):
+                    await stop_kept(self.state, self.state.name)  # It was taken before it was given up.
             await anyio.to_thread.run_sync(self._remove_state)
         self._collect_starter()
-
-    async def _ended(self) -> None:
-        while True:
-            await anyio.wait_readable(self._sock)
-            try:
-                if not self._sock.recv(MESSAGE_LIMIT_BYTES):
-                    return
-            except OSError:
-                return
 
     def _remove_state(self) -> None:
         assert self.state is not None

@@ -11,8 +11,10 @@ from typing import Any
 from inspan_core.errors import ConfigError, MountConflict
 from inspan_core.sandbox import Mount, SandboxSpec
 
-OWN_FOLDER = "/run/inspan"
-RESERVED = ("/proc", "/dev", "/sys", OWN_FOLDER)
+# Where an isolated sandbox finds the interpreter of its agent, when it is not a program that it sees anyway.
+OWN_FOLDER = "/run/inspan/base"
+NEUTRAL_NAME = "/run/inspan/init"
+RESERVED = ("/proc", "/dev", "/sys", "/run/inspan")
 
 
 def check_options(
@@ -26,7 +28,7 @@ def check_options(
     for key, value in options.items():
         if key not in known:
             raise ConfigError(f"provider {kind}: unknown option {key!r}; known: {', '.join(sorted(known))}")
-        if not isinstance(value, known[key]) or isinstance(value, bool):
+        if not isinstance(value, known[key]) or (isinstance(value, bool) and known[key] is not bool):
             raise ConfigError(f"provider {kind}: option {key} is {value!r}, expected {_name_of(known[key])}")
 
 

@@ -35,8 +35,8 @@ def main(server_fd, orders):
     """Keep one sandbox.
 
     Args:
-        server_fd: The connected stream to the creator: it gets "R" or "E" kind ":" message, and must answer
-            "A"; if it ends before that, the creation was given up and is undone.
+        server_fd: The connected stream to the creator: it gets "R", must answer "A" and gets "K", or it gets
+            "E" kind ":" message; if it ends before the answer, the creation was given up and is undone.
         orders: ``state`` (folder), ``lock_fd``, ``ttl_s`` (or None), ``agent_program``, ``agent_boot``,
             ``executable``, ``argv``, ``bwrap`` (its argv, or empty), ``map_ids``, ``root`` (or None),
             ``isolated``, ``reach`` (host addresses, in the order of the agent's listeners).
@@ -139,7 +139,12 @@ class Keeper:
         except OSError:
             return False
         with open("ready", "wb"):
-            return True
+            pass
+        try:
+            server.send(b"K")
+        except OSError:  # It is gone since: the sandbox is taken, and found by its key.
+            pass
+        return True
 
     def run(self):
         """Serve until the sandbox has ended."""

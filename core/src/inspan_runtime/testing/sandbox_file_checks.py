@@ -1,0 +1,214 @@
+"""Checks of `upload` and `download`: bytes, bounds, and things that are no files."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+from inspan_core.errors import SandboxError, TooLarge, UnsafePath
+from inspan_core.sandbox import Sandbox, SandboxProvider
+from inspan_runtime.testing.sandbox_check_support import Check, MakeSpec, expect, opened, out, refused, sh
+
+MIB = 1024 * 1024
+SPARSE = "truncate -s 1T"
+NAMES = (
+    "with space",
+    "-dash",
+    "quote'\"",
+    "new\nline",
+    "ümläut",
+    "*",
+    os.fsdecode(b"\xff"),
+    ".hidden",
+    "x" * 200,
+)
+
+
+async def files_come_back_unchanged(provider: SandboxProvider, make_spec: MakeSpec) -> None:
+    """Empty, every byte value, and megabytes."""
+    spec = make_spec()
+    async with opened(provider, lambda: spec) as sandbox:
+        for number, data in enumerate((b"", bytes(range(256)), os.urandom(5 * MIB))):
+            path = f"{spec.workdir}/file{number}"
+            await sandbox.upload(path, data)
+            found = await sandbox.download(path, limit_bytes=6 * MIB)
+            expect(found.data == data, f"{len(data)} bytes came back as {len(found.data)} other ones")
+            expect(
+                found.size_bytes == len(data) and not found.truncated,
+                f"the size of {len(data)} bytes was wrong",
+            )
+
+
+async def odd_names_are_names(provider: SandboxProvider, make_spec: MakeSpec) -> None:
+    """No shell and no pattern ever sees a path."""
+    spec = make_spec()
+    async with opened(provider, lambda: spec) as sandbox:
+        for name in NAMES:
+            await sandbox.upload(f"{spec.workdir}/{name}", os.fsencode(name))
+        for name in NAMES:
+            found = await sandbox.download(f"{spec.workdir}/{name}", limit_bytes=1000)
+            expect(found.data == os.fsencode(name), f"the file {name!r} came back as {found.data!r}")
+
+
+async def upload_makes_parents_and_sets_the_mode(provider: SandboxProvider, make_spec: MakeSpec) -> None:
+    """Whatever the umask."""
+    spec = make_spec()
+    async with opened(provider, lambda: spec) as sandbox:
+        for mode in (0o600, 0o755, 0o666):
+            path = f"{spec.workdir}/some/new folder/{mode:o}"
+            await sandbox.upload(path, b"x", mode=mode)
+            found = await _mode(sandbox, path)
+            expect(found == mode, f"mode {mode:o} became {found:o}")
+
+
+async def _mode(sandbox: Sandbox, path: str) -> int:
+    result = await sandbox.exec(["stat", "-c", "%a", path], timeout_s=10.0)
+    return int(result.stdout, 8)
+
+
+async def upload_replaces_and_leaves_nothing_else(provider: SandboxProvider, make_spec: MakeSpec) -> None:
+    """A file that was there has the new content; no temporary file stays, also after a refusal."""
+    spec = make_spec()
+    async with opened(provider, lambda: spec) as sandbox:
+        folder = f"{spec.workdir}/f"
+        await sandbox.upload(f"{folder}/file", b"old and longer")
+        await sandbox.upload(f"{folder}/file", b"new")
+        await out(sandbox, "ln -s file f/link")
+        async with refused(UnsafePath, "upload onto a link"):
+            await sandbox.upload(f"{folder}/link", b"x")
+        expect(await out(sandbox, "cat f/file") == b"new", "a file was not replaced")
+        found = await out(sandbox, "ls -A f")
+        expect(found == b"file\nlink\n", f"beside the file there is {found!r}")
+
+
+async def replacing_is_atomic(provider: SandboxProvider, make_spec: MakeSpec) -> None:
+    """Who has the old file open goes on reading it whole: it is another file."""
+    spec = make_spec()
+    async with opened(provider, lambda: spec) as sandbox:
+        path = f"{spec.workdir}/file"
+        await sandbox.upload(path, b"old")
+        before = await out(sandbox, "ls -i file; ln file kept")
+        await sandbox.upload(path, b"new")
+        expect(
+            await out(sandbox, "cat kept file") == b"oldnew", f"the old file was written into ({before!r})"
+        )
+
+
+async def upload_refuses_what_is_no_file(provider: SandboxProvider, make_spec: MakeSpec) -> None:
+    """A link, also a dangling one, a folder, a FIFO, a relative path, a path that ends in a slash."""
+    spec = make_spec()
+    async with opened(provider, lambda: spec) as sandbox:
+        await out(sandbox, "mkdir d; echo x >target; ln -s target link; ln -s nowhere dangling; mkfifo fifo")
+        for name in ("link", "dangling", "d", "fifo", "d/", "d/.."):
+            async with refused(UnsafePath, f"upload to {name}"):
+                await sandbox.upload(f"{spec.workdir}/{name}", b"y")
+        async with refused(UnsafePath, "upload to a relative path"):
+            await sandbox.upload("relative", b"y")
+        found = await out(sandbox, "cat target; ls")
+        expect(
+            found == b"x\nd\ndangling\nfifo\nlink\ntarget\n", f"a refused upload changed something: {found!r}"
+        )
+
+
+async def failed_upload_is_an_error(provider: SandboxProvider, make_spec: MakeSpec) -> None:
+    """A parent that is a file."""
+    spec = make_spec()
+    async with opened(provider, lambda: spec) as sandbox:
+        await sandbox.upload(f"{spec.workdir}/file", b"x")
+        async with refused((SandboxError, OSError), "upload below a file"):
+            await sandbox.upload(f"{spec.workdir}/file/below", b"y")
+
+
+async def download_refuses_what_is_no_file(provider: SandboxProvider, make_spec: MakeSpec) -> None:
+    """A link, a folder, a FIFO, a device, a relative path: none is followed, none blocks."""
+    spec = make_spec()
+    async with opened(provider, lambda: spec) as sandbox:
+        await out(sandbox, "mkdir d; echo x >target; ln -s target link; ln -s nowhere dangling; mkfifo fifo")
+        for path in (*(f"{spec.workdir}/{one}" for one in ("link", "dangling", "d", "fifo")), "/dev/zero"):
+            async with refused(UnsafePath, f"download of {path}"):
+                await sandbox.download(path, limit_bytes=1000, timeout_s=10.0)
+        async with refused(UnsafePath, "download of a relative path"):
+            await sandbox.download("target", limit_bytes=1000)
+
+
+async def missing_file_is_not_found(provider: SandboxProvider, make_spec: MakeSpec) -> None:
+    """The builtin error."""
+    spec = make_spec()
+    async with opened(provider, lambda: spec) as sandbox:
+        for name in ("missing", "missing/below"):
+            async with refused(FileNotFoundError, f"download of {name}"):
+                await sandbox.download(f"{spec.workdir}/{name}", limit_bytes=1000)
+
+
+async def download_is_bounded(provider: SandboxProvider, make_spec: MakeSpec) -> None:
+    """One byte more than the limit is too large; with `tail` it gives the tail."""
+    spec = make_spec()
+    async with opened(provider, lambda: spec) as sandbox:
+        path = f"{spec.workdir}/file"
+        await sandbox.upload(path, b"x" + b"y" * 999 + b"z")
+        async with refused(TooLarge, "download over the limit"):
+            await sandbox.download(path, limit_bytes=1000)
+        found = await sandbox.download(path, limit_bytes=1000, tail=True)
+        expect(found.data == b"y" * 999 + b"z", "the tail is not the file's end")
+        expect(found.truncated and found.size_bytes == 1001, "the tail was not reported as such")
+        whole = await sandbox.download(path, limit_bytes=1001, tail=True)
+        expect(len(whole.data) == 1001 and not whole.truncated, "a file of the limit's size was cut")
+
+
+async def huge_sparse_file_is_bounded(provider: SandboxProvider, make_spec: MakeSpec) -> None:
+    """A terabyte of nothing costs nothing."""
+    spec = make_spec()
+    async with opened(provider, lambda: spec) as sandbox:
+        await out(sandbox, f"{SPARSE} huge")
+        path = f"{spec.workdir}/huge"
+        async with refused(TooLarge, "download of a terabyte"):
+            await sandbox.download(path, limit_bytes=MIB, timeout_s=20.0)
+        found = await sandbox.download(path, limit_bytes=MIB, tail=True, timeout_s=20.0)
+        expect(found.data == bytes(MIB) and found.size_bytes == 2**40, "the tail of a terabyte is wrong")
+
+
+async def growing_file_is_bounded(provider: SandboxProvider, make_spec: MakeSpec) -> None:
+    """A file that somebody writes to while it is read ends at the limit."""
+    spec = make_spec()
+    async with opened(provider, lambda: spec) as sandbox:
+        await out(sandbox, "echo x >grows; setsid sh -c 'timeout 10 yes >>grows' >/dev/null 2>&1 &")
+        for _ in range(5):
+            found = await sandbox.download(
+                f"{spec.workdir}/grows", limit_bytes=100_000, tail=True, timeout_s=20.0
+            )
+            expect(len(found.data) <= 100_000, f"{len(found.data)} bytes came, the limit was 100000")
+        await sh(sandbox, "pkill yes; rm grows")
+
+
+async def host_file_is_streamed(provider: SandboxProvider, make_spec: MakeSpec) -> None:
+    """`upload_file`, of some megabytes."""
+    spec = make_spec()
+    data = os.urandom(9 * MIB + 1)
+    with tempfile.NamedTemporaryFile(prefix="inspan-check-") as file:
+        file.write(data)
+        file.flush()
+        async with opened(provider, lambda: spec) as sandbox:
+            path = f"{spec.workdir}/new/file"
+            await sandbox.upload_file(path, file.name, mode=0o755)
+            found = await sandbox.download(path, limit_bytes=10 * MIB)
+            expect(found.data == data, "a host file came back changed")
+            expect(await _mode(sandbox, path) == 0o755, "the mode was not set")
+            async with refused(UnsafePath, "upload of a host file onto a folder"):
+                await sandbox.upload_file(f"{spec.workdir}/new", file.name)
+
+
+FILE_CHECKS: list[Check] = [
+    files_come_back_unchanged,
+    odd_names_are_names,
+    upload_makes_parents_and_sets_the_mode,
+    upload_replaces_and_leaves_nothing_else,
+    replacing_is_atomic,
+    upload_refuses_what_is_no_file,
+    failed_upload_is_an_error,
+    download_refuses_what_is_no_file,
+    missing_file_is_not_found,
+    download_is_bounded,
+    huge_sparse_file_is_bounded,
+    growing_file_is_bounded,
+    host_file_is_streamed,
+]

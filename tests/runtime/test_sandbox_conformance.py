@@ -1,0 +1,45 @@
+"""The embedded providers keep the contract that `inspan_runtime.testing.sandbox_checks` spells out."""
+
+import itertools
+
+import pytest
+
+from inspan_core.sandbox import SandboxProvider, SandboxSpec
+from inspan_runtime.providers.bubblewrap import BubblewrapProvider
+from inspan_runtime.providers.local import LocalProvider
+from inspan_runtime.testing.sandbox_checks import SANDBOX_CHECKS
+
+pytestmark = [pytest.mark.anyio, pytest.mark.sandbox]
+KINDS = ("local", "bubblewrap", "bubblewrap-read-only")
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request):
+    return request.param
+
+
+@pytest.fixture(params=KINDS)
+def provider(request, tmp_path):
+    options = {"runtime_dir": str(tmp_path / "run")}
+    if request.param == "local":
+        return LocalProvider(options)
+    return BubblewrapProvider({**options, "writable_root": request.param == "bubblewrap"})
+
+
+@pytest.fixture
+def make_spec(provider, tmp_path):
+    numbers = itertools.count()
+
+    def make(**changes):
+        below = tmp_path if isinstance(provider, LocalProvider) else "/task folder"
+        return SandboxSpec(**{"workdir": f"{below}/work/{next(numbers)}", "ttl_s": 120.0, **changes})
+
+    return make
+
+
+@pytest.mark.parametrize("check", SANDBOX_CHECKS, ids=lambda check: check.__name__)
+async def test_provider_keeps_the_contract(provider, make_spec, check, tmp_path):
+    assert isinstance(provider, SandboxProvider)
+    await check(provider, make_spec)
+    assert await provider.list({}) == []
+    assert list((tmp_path / "run" / provider.name).iterdir()) == [], "a state folder was left"
