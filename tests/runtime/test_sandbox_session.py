@@ -128,10 +128,8 @@ async def test_a_negative_receipt_raises_collects_nothing_and_releases(kind, tmp
         # Stands in for an interpreter: a supervisor that could not prove the end.
         liar = f"{h.session.workdir}/unproven"
         receipt = '{"cleanup_confirmed": false, "return_code": null, "error": "alive", "timed_out": false}'
-        await h.sandbox.upload(
-            liar, f"#!/bin/sh\necho $$ > $4/launch.claim\necho '{receipt}' > $4/cleanup.json\n".encode(),
-            mode=0o755,
-        )  # fmt: skip
+        script = f"for d; do :; done\necho $$ > $d/launch.claim\necho '{receipt}' > $d/cleanup.json\n"
+        await h.sandbox.upload(liar, f"#!/bin/sh\n{script}".encode(), mode=0o755)
         with pytest.raises(HarnessTerminationError, match="alive"):
             await h.run("true", python=liar)
         assert h.collected == 0 and h.session.artifacts is None
@@ -143,7 +141,9 @@ async def test_a_supervisor_that_died_without_a_receipt_is_unknown_until_the_san
     async with harness(kind, tmp_path) as h:
         dead = f"{h.session.workdir}/dies"
         await h.sandbox.upload(
-            dead, b"#!/bin/sh\necho $$ > $4/launch.claim\necho $$ > $4/supervisor.pid\n", mode=0o755
+            dead,
+            b"#!/bin/sh\nfor d; do :; done\necho $$ > $d/launch.claim\necho $$ > $d/supervisor.pid\n",
+            mode=0o755,
         )
         with pytest.raises(EvidenceMissing):
             await h.run("true", python=dead)

@@ -102,7 +102,15 @@ class HarnessError(InspanError):
 
 
 class HarnessTerminationError(HarnessError):
-    """The supervisor wrote a well-formed negative receipt. It is final: nothing may be graded."""
+    """The supervisor wrote a well-formed negative receipt. It is final: nothing may be graded.
+
+    Attributes:
+        receipt: The `CleanupReceipt`, or None where only its text is known.
+    """
+
+    def __init__(self, message: str, *, receipt: Any = None) -> None:
+        super().__init__(message)
+        self.receipt = receipt
 
 
 class InstallError(HarnessError):

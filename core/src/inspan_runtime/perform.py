@@ -6,12 +6,12 @@ driver's.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 import anyio
-import anyio.to_thread
-from attrs import frozen
+from attrs import asdict, frozen
 
 from inspan_core import answers
 from inspan_core.answers import Answer
@@ -63,6 +63,9 @@ from inspan_runtime.supervisor_client import (
 
 NOT_RETRYABLE = (UnsupportedTarget, RequestRefused, MountConflict, SandboxConnectError, UsageError)
 """What the same request meets again: answered 422, so that nobody seeds a new sandbox for it."""
+
+NEEDS_SANDBOX = (Install, Stage, Launch, AwaitReceipt, StopHarness, Collect, RemoveFiles)
+"""Orders that a restarted server may meet before it has a connection again."""
 
 RECEIPT_POLL_FIRST_S = 1.0
 RECEIPT_POLL_LAST_S = 10.0
@@ -134,6 +137,8 @@ class Performer:
         """Carry out the order; errors become the answers that the machine knows."""
         number = order.number
         try:
+            if self.room.sandbox is None and isinstance(order, NEEDS_SANDBOX):
+                self.room.sandbox = await self._work.reconnect(self.room)
             return await PERFORM[type(order)](self, order)
         except SandboxGone:
             if isinstance(order, ConnectSandbox | CreateSandbox):
@@ -238,9 +243,12 @@ class Performer:
 
     async def _stop_harness(self, order: StopHarness) -> Answer:
         budget = order.timeout_s if order.timeout_s is not None else 3600.0
-        found = await stop_and_confirm_cleanup(
-            self.room.connected, self.room.session_dir, timeout_s=budget * 0.9
-        )
+        room = self.room
+        try:
+            found = await stop_and_confirm_cleanup(room.connected, room.session_dir, timeout_s=budget * 0.9)
+        except HarnessTerminationError as error:
+            room.receipt = error.receipt
+            raise
         return self._evidence(order, found)
 
     def _evidence(self, order: Order, found: CleanupReceipt | NeverLaunched) -> Answer:
@@ -248,6 +256,7 @@ class Performer:
         if isinstance(found, NeverLaunched):
             return answers.NeverLaunched(at=at, order=number)
         self.room.receipt = found
+        self.room.keep("receipt", json.dumps(asdict(found)).encode())
         if not found.cleanup_confirmed:
             return answers.TerminationRefuted(at=at, order=number, error=found.error)
         return answers.TerminationConfirmed(
@@ -261,11 +270,13 @@ class Performer:
     async def _collect(self, order: Collect) -> Answer:
         room = self.room
         room.processes = await read_processes(room.connected, room.session_dir)
+        if room.processes is not None:
+            room.keep("processes", json.dumps(room.processes.to_json()).encode())
         result, detail = await self._work.collect(room)
         return answers.Collected(at=anyio.current_time(), order=order.number, result=result, detail=detail)
 
     async def _parse(self, order: Parse) -> Answer:
-        outcome, detail = await anyio.to_thread.run_sync(self._work.parse, self.room, abandon_on_cancel=True)
+        outcome, detail = await self._work.parse(self.room)
         return answers.Parsed(at=anyio.current_time(), order=order.number, outcome=outcome, detail=detail)
 
     async def _release_exec(self, order: ReleaseExec) -> Answer:

@@ -9,13 +9,22 @@ from __future__ import annotations
 
 import json
 import posixpath
+import shlex
 from collections.abc import Mapping
 from math import ceil
 
 import anyio
 from attrs import frozen
 
-from inspan_core.errors import EvidenceMissing, SandboxError, SandboxGone, TooLarge, UnsafePath, UsageError
+from inspan_core.errors import (
+    EvidenceMissing,
+    HarnessTerminationError,
+    SandboxError,
+    SandboxGone,
+    TooLarge,
+    UnsafePath,
+    UsageError,
+)
 from inspan_core.harness import SandboxCommand
 from inspan_core.receipts import (
     PROCESSES_LIMIT_BYTES,
@@ -28,6 +37,7 @@ from inspan_core.receipts import (
 from inspan_core.sandbox import Sandbox
 from inspan_supervisor import (
     COMMAND_FILE,
+    LOADER,
     PROCESSES_FILE,
     RECEIPT_FILE,
     SUPERVISOR_FILE,
@@ -59,16 +69,19 @@ LONGEST_RETRY_S = 5.0
 ENVIRONMENT_LIMIT_BYTES = 256 * 1024
 
 WAIT_SCRIPT = """
-d=$1 wait=$2 request=$3
 now() { read -r up rest < /proc/uptime; up=${up%%.*}; }
-found() { [ -f "$d/cleanup.json" ] && { echo receipt; exit 0; }; }
+found() { [ -e "$d/cleanup.json" ] && { echo receipt; exit 0; }; }
 dead() {
-    read -r pid < "$d/supervisor.pid" || return 1
+    read -r pid < "$d/supervisor.pid" || read -r pid < "$d/launch.claim" || return 1
     [ -n "$pid" ] && [ ! -d "/proc/$pid" ]
-} 2>/dev/null
+} 2> /dev/null
+plant() {
+    [ -e "$d.retired" ] && [ ! -e "$d" ] && { echo retired; exit 0; }
+    mkdir -p "$d" && : > "$d/stop.request" || exit 3
+}
 case $request in
-stop) mkdir -p "$d" && : > "$d/stop.request" || exit 3;;
-fence) [ -e "$d/launch.claim" ] || { mkdir -p "$d" && : > "$d/stop.request"; } || exit 3;;
+stop) plant;;
+fence) [ -e "$d/launch.claim" ] || plant;;
 esac
 now; end=$((up + wait)); pause=0.005
 while :; do
@@ -82,7 +95,7 @@ while :; do
     fi
     now
     [ "$up" -ge "$end" ] && { echo waiting; exit 0; }
-    sleep $pause 2>/dev/null || sleep 1
+    sleep $pause 2> /dev/null || sleep 1
     case $pause in
     0.005) pause=0.01;; 0.01) pause=0.02;; 0.02) pause=0.05;; 0.05) pause=0.1;; *) pause=0.25;;
     esac
@@ -91,8 +104,11 @@ done
 """Waits inside the sandbox for the receipt, in POSIX sh (dash and busybox too), and prints one word.
 
 Its pauses grow, so that neither a quick end is noticed late nor a slow one costs much. ``/proc/uptime`` is
-monotonic, which ``date`` is not.
+monotonic, which ``date`` is not. It comes on stdin: in an argv, a task's pkill could find the words in it.
 """
+
+
+ENDS = {"dead": "the supervisor died without a receipt", "retired": "the session's folder was removed"}
 
 
 @frozen
@@ -200,14 +216,15 @@ async def _sandbox_environment(sandbox: Sandbox) -> Mapping[str, str]:
 def supervised_launch_command(python: str, session_dir: str) -> list[str]:
     """The command that runs the supervisor in place.
 
-    It claims nothing before the interpreter has loaded it, and refuses a folder that is fenced, claimed or
-    retired; then nothing was launched, and its stderr says why.
+    Nothing is claimed before the interpreter has loaded it. One that cannot, or a folder that is claimed,
+    retired or has a stop request, ends it with the reason on stderr. From the claim on, all output goes to
+    ``output.log``, and before the harness starts the command line has turned neutral.
 
     Args:
-        python: Absolute path of an interpreter inside.
+        python: Absolute path of an interpreter inside, CPython 3.8 or later.
         session_dir: Absolute path of the session's folder inside.
     """
-    return [python, "-I", "-S", f"{session_dir}/{SUPERVISOR_FILE}", session_dir]
+    return [python, "-I", "-S", "-c", LOADER, f"{session_dir}/{SUPERVISOR_FILE}", session_dir]
 
 
 async def read_receipt(sandbox: Sandbox, session_dir: str) -> CleanupReceipt | None:
@@ -250,19 +267,24 @@ async def stop_and_confirm_cleanup(
         timeout_s: Seconds for all of it.
 
     Returns:
-        The receipt, also a negative one, or `NeverLaunched`: nothing was claimed, and nothing ever will be.
+        The confirmed receipt, or `NeverLaunched`: nothing was claimed, and nothing ever will be.
 
     Raises:
+        HarnessTerminationError: The receipt is negative, which is final; the error carries it.
         EvidenceMissing: There is no well-formed receipt in time, or the supervisor died without one.
         SandboxGone: The sandbox no longer exists.
     """
-    return await _wait(sandbox, session_dir, request="stop", timeout_s=timeout_s)
+    found = await _wait(sandbox, session_dir, request="stop", timeout_s=timeout_s)
+    if isinstance(found, CleanupReceipt) and not found.cleanup_confirmed:
+        message = f"the harness was not proven stopped: {found.error or 'the supervisor gives no reason'}"
+        raise HarnessTerminationError(message, receipt=found)
+    return found
 
 
 async def await_receipt(
     sandbox: Sandbox, session_dir: str, *, timeout_s: float, launch_over: bool
 ) -> CleanupReceipt | NeverLaunched:
-    """Wait for the receipt without disturbing a run; where nothing was claimed, plant the fence.
+    """Wait for the receipt, positive or not, without disturbing a run; where nothing was claimed, fence.
 
     Args:
         timeout_s: Seconds to wait at most.
@@ -287,35 +309,45 @@ async def _wait(
 ) -> CleanupReceipt | NeverLaunched:
     """Look until there is evidence; a failed look is not a failed run."""
     deadline = anyio.current_time() + timeout_s
-    trouble, pause_s = "there is no receipt yet", FIRST_RETRY_S
+    trouble, pause_s = "the supervisor has not written one yet", FIRST_RETRY_S
     while (left_s := deadline - anyio.current_time()) > 0:
         wait_s = min(left_s, LONGEST_WAIT_S)
-        argv = ["sh", "-c", WAIT_SCRIPT, "sh", session_dir, str(ceil(wait_s)), request]
         try:
-            result = await sandbox.exec(argv, timeout_s=wait_s + STEP_MARGIN_S, output_limit_bytes=4096)
+            word = await _look(sandbox, session_dir, request=request, wait_s=wait_s)
         except SandboxGone:
             raise
         except SandboxError as error:
             trouble = str(error)
-            await anyio.sleep(min(pause_s, max(left_s, 0)))
+            await anyio.sleep(min(pause_s, max(deadline - anyio.current_time(), 0)))
             pause_s = min(pause_s * 2, LONGEST_RETRY_S)
             continue
-        word = result.stdout.decode("ascii", "replace").strip()
         if word == "never":
             return NeverLaunched()
         if word == "receipt":
-            receipt = await read_receipt(sandbox, session_dir)
-            if receipt is not None:
-                return receipt
-            raise EvidenceMissing("the receipt vanished while it was read")
-        if word == "dead":
-            raise EvidenceMissing("the supervisor died without a receipt")
+            if (receipt := await read_receipt(sandbox, session_dir)) is None:
+                raise EvidenceMissing("the receipt vanished while it was read")
+            return receipt
         if word != "waiting":
-            output = result.stderr.decode("utf-8", "replace").strip()[-500:]
-            raise EvidenceMissing(
-                f"the wait for the receipt failed with exit code {result.exit_code}: {output}"
-            )
-    raise EvidenceMissing(f"no receipt within {timeout_s:.0f} s: {trouble}")
+            raise EvidenceMissing(ENDS[word])
+    raise EvidenceMissing(f"no receipt within {timeout_s:g} s: {trouble}")
+
+
+async def _look(sandbox: Sandbox, session_dir: str, *, request: str, wait_s: float) -> str:
+    """Run the waiting script once; returns its word.
+
+    Raises:
+        SandboxError: It could not be run, or something in the sandbox killed it.
+    """
+    variables = f"d={shlex.quote(session_dir)} wait={ceil(wait_s)} request={request}\n"
+    script = (variables + WAIT_SCRIPT).encode("utf-8")
+    result = await sandbox.exec(
+        ["sh"], stdin=script, cwd="/", timeout_s=wait_s + STEP_MARGIN_S, output_limit_bytes=4096
+    )
+    word = result.stdout.decode("ascii", "replace").strip()
+    if result.exit_code == 0 and word in ("receipt", "never", "waiting", *ENDS):
+        return word
+    output = result.stderr.decode("utf-8", "replace").strip()[-500:]
+    raise SandboxError(f"the wait for the receipt ended with exit code {result.exit_code}: {output}")
 
 
 RETIRE_SCRIPT = """
