@@ -5,13 +5,16 @@ import json
 import attrs
 import pytest
 
+from inspan_core.codec import decode
 from inspan_core.errors import UsageError
 from inspan_core.harness import Artifacts, HarnessSpec
 from inspan_core.receipts import CleanupReceipt, ProcessEntry, ProcessesReport
-from inspan_core.wire import EpisodeId
+from inspan_core.wire import EpisodeId, RunRequest
 from inspan_runtime.service import SessionEvidence
 from inspan_server.cli import report
+from inspan_server.cli.demo import episode_id_of
 from inspan_server.cli.demo_result import put_together
+from inspan_server.cli.demo_servers import run_request
 from inspan_server.cli.main import build_parser, main
 from inspan_server.cli.run_folder import RunFolder
 from inspan_server.cli.timeline import Entry, Timeline
@@ -68,6 +71,12 @@ def test_the_timeline_joins_what_three_servers_tell():
         ("seed_agent", "seed agent", 4750.0, 0.0, "agent seed answered 503"),
     ]
     assert timeline.elapsed_ms == 4750.0
+
+
+@pytest.mark.parametrize("token", ["a4173780", "00000000", "deadbeef"])
+def test_any_token_makes_a_valid_episode(token):
+    request = run_request(episode_id_of(token))
+    assert decode(RunRequest, request).episode_id.rollout_id.startswith(token)
 
 
 @pytest.mark.parametrize("harness", ["pi", "echo", "another"])

@@ -109,7 +109,7 @@ class _Demo:
     folder: RunFolder
     screen: _Screen
     timeline: Timeline
-    episode_id: EpisodeId = field(factory=lambda: EpisodeId(rollout_id=f"demo-{secrets.token_hex(4)}"))
+    episode_id: EpisodeId = field(factory=lambda: episode_id_of(secrets.token_hex(4)))
     capture: Capture = field(init=False)
     servers: DemoServers | None = field(default=None, init=False)
     answer: Mapping[str, Any] = field(factory=dict, init=False)
@@ -236,6 +236,11 @@ class _Screen:
 
     def finish(self, value: Mapping[str, Any]) -> None:
         print(json.dumps(value, indent=2) if self.as_json else report.summary(value), flush=True)
+
+
+def episode_id_of(token: str) -> EpisodeId:
+    """An episode's id; the token comes first, since an id must not end with ``-a<number>``."""
+    return EpisodeId(rollout_id=f"{token}-demo")
 
 
 @contextmanager
