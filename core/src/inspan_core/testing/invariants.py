@@ -1,7 +1,8 @@
 """The invariants that the explorer holds over every transition, numbered as in the design of the machine.
 
 Each check reads the world's own book, and raises `Violation` with one sentence. Number 9 (every session can
-end) and the obligations of number 14 look ahead, and are in `inspan_core.testing.prospects`.
+end) and the obligations of number 14 look ahead, and are in `inspan_core.testing.prospects`; what concerns a
+single order is in `inspan_core.testing.order_invariants`.
 """
 
 from collections.abc import Callable
@@ -11,21 +12,10 @@ from inspan_core.effects import (
     AwaitReceipt,
     CancelPending,
     CloseBody,
-    Collect,
-    ConnectSandbox,
-    CreateSandbox,
-    Disconnect,
     GapCode,
-    Install,
     Launch,
-    Order,
-    Parse,
     ReleaseExec,
-    RemoveFiles,
     SeedBody,
-    Stage,
-    StopHarness,
-    StopSandbox,
     Timer,
 )
 from inspan_core.events import (
@@ -35,11 +25,9 @@ from inspan_core.events import (
     ClientGone,
     CloseRequested,
     ExpiryReached,
-    NeverLaunched,
     Restarted,
     RetryDue,
     SeedRequested,
-    TerminationConfirmed,
     TerminationRefuted,
 )
 from inspan_core.session import Phase, Session
@@ -52,8 +40,8 @@ from inspan_core.testing.oracle import (
     owed_seed,
     replies_fault,
 )
-from inspan_core.testing.transitions import Transition, Violation
-from inspan_core.testing.world import Truth, World
+from inspan_core.testing.order_invariants import ORDER_CHECKS
+from inspan_core.testing.transitions import Transition, require
 
 CLIMBING = frozenset({Phase.SEEDING, Phase.UNWINDING, Phase.ACTIVE, Phase.CLOSING})
 ENDED = frozenset({Phase.NEW, Phase.CLOSED, Phase.FENCED})
@@ -63,113 +51,12 @@ _RESTING_WITH_TIMER = {
     Phase.SETUP_FAILED: Timer.RETRY,
     Phase.CLOSE_FAILED: Timer.RETRY,
 }
-_CLOSING_ORDERS = frozenset(
-    {StopHarness, Collect, Parse, ReleaseExec, CancelPending, RemoveFiles, Disconnect, StopSandbox}
-)
+_LEASED = frozenset({Phase.SEEDING, Phase.READY, Phase.ACTIVE, Phase.FINISHED})
 _ANSWERS = frozenset(ANSWER_TYPES)
-
-
-def require(holds: bool, invariant: int, reason: str) -> None:
-    """Raise unless it holds."""
-    if not holds:
-        raise Violation(invariant, reason)
 
 
 def _rank(session: Session) -> frozenset[int]:
     return frozenset((*session.seed_waiters, *session.activation_waiters, *session.close_waiters))
-
-
-def launch_once(t: Transition, order: Order, world: World) -> None:
-    """1 and 12: one launch, staged, and never once a close was accepted."""
-    if isinstance(order, Launch):
-        require(world.launches == 0, 1, "the harness is launched a second time")
-        require(world.staged, 1, "the harness is launched before staging was answered")
-        require(t.session.phase is Phase.ACTIVE, 1, "the harness is launched after a close was accepted")
-
-
-def collect_once(t: Transition, order: Order, world: World) -> None:
-    """2: one collection, after a confirmed receipt, and never after its answer or the exec's release."""
-    if isinstance(order, Collect):
-        require(
-            world.evidence is TerminationConfirmed, 2, "artifacts are collected without a confirmed receipt"
-        )
-        require(world.collected is None, 2, "artifacts are collected although a collection was recorded")
-        require(not world.exec_released, 2, "artifacts are collected after the exec was released")
-
-
-def release_in_order(t: Transition, order: Order, world: World) -> None:
-    """3: the exec goes only after final evidence and the attempt to collect, files and connection later."""
-    if isinstance(order, ReleaseExec):
-        require(world.evidence is not None, 3, "the exec is released while the harness may be running")
-        tried = world.evidence is not TerminationConfirmed or world.collected is not None
-        require(tried, 3, "the exec is released before the artifacts were collected")
-    if isinstance(order, RemoveFiles | Disconnect):
-        require(not world.exec_held, 3, f"{type(order).__name__} is ordered while the exec is held")
-
-
-def sandbox_by_owner(t: Transition, order: Order, world: World) -> None:
-    """4, 10: only an owned sandbox is stopped, after the graceful way was tried, never while created."""
-    if isinstance(order, RemoveFiles | Disconnect):
-        require(not world.owned, 4, "an owned sandbox is merely left")
-    if not isinstance(order, StopSandbox):
-        return
-    require(world.owned, 4, "a supplied sandbox is stopped")
-    require(world.sandbox is not Truth.CREATING, 10, "a sandbox is stopped while it is being created")
-    if world.sandbox is not Truth.LIVE:
-        return
-    tried = t.before.tried | ({t.before.world.order} if t.before.world.order is not None else frozenset())
-    if world.launches and world.evidence is None:
-        require(StopHarness in tried, 4, "a sandbox is stopped before the harness was asked to stop")
-        return
-    if world.evidence is TerminationConfirmed:
-        require(world.collected is not None, 4, "a sandbox is stopped before its artifacts were collected")
-    if world.exec_held:
-        require(ReleaseExec in tried, 4, "a sandbox is stopped before its exec was released")
-
-
-def files_last(t: Transition, order: Order, world: World) -> None:
-    """5: files go only when nothing can need them any more, and nothing is writing them."""
-    if not isinstance(order, RemoveFiles):
-        return
-    needless = world.collected is not None or not world.launches
-    final = world.evidence in (TerminationRefuted, NeverLaunched)
-    require(needless or final, 5, "session files are removed before they were collected")
-    require(
-        world.pending not in (Install, Stage), 5, "session files are removed while they are being written"
-    )
-
-
-def one_sandbox(t: Transition, order: Order, world: World) -> None:
-    """12: at most one sandbox of a session exists."""
-    if isinstance(order, CreateSandbox | ConnectSandbox):
-        fresh = t.after.world if t.session.phase is Phase.SEEDING else world
-        begun = t.before.session.phase in (Phase.NEW, Phase.UNWINDING)
-        none = world.sandbox is Truth.NONE or (begun and is_released(world))
-        require(none, 12, "a second sandbox is made while the first may live")
-        require(
-            isinstance(order, CreateSandbox) is fresh.owned, 12, "the sandbox is not the one that was agreed"
-        )
-
-
-def bounded_close(t: Transition, order: Order, world: World) -> None:
-    """13: a close gives bounded orders only, and none twice in an attempt."""
-    if t.session.phase is not Phase.CLOSING:
-        return
-    require(type(order) in _CLOSING_ORDERS, 13, f"{type(order).__name__} is ordered while closing")
-    require(order.timeout_s is not None, 13, f"{type(order).__name__} has no bound while closing")
-    again = t.joins_attempt and not isinstance(t.event, Restarted) and type(order) in t.before.tried
-    require(not again, 13, f"{type(order).__name__} is ordered twice in one attempt to close")
-
-
-ORDER_CHECKS: tuple[Callable[[Transition, Order, World], None], ...] = (
-    launch_once,
-    collect_once,
-    release_in_order,
-    sandbox_by_owner,
-    files_last,
-    one_sandbox,
-    bounded_close,
-)
 
 
 def one_order_at_a_time(t: Transition) -> None:
@@ -205,12 +92,21 @@ def waiters_answered_once(t: Transition) -> None:
     require(not after or t.session.phase in CLIMBING, 13, f"somebody waits in phase {t.session.phase.value}")
 
 
+def abandonment_ends(t: Transition) -> None:
+    """9: where no evidence can ever come, the operator's word ends the session, and it is not gradable."""
+    if isinstance(t.event, Abandoned):
+        ended = t.session.phase is Phase.CLOSED and not t.session.gradable
+        require(ended, 9, f"a session is abandoned, and {t.session.phase.value}")
+
+
 def only_close_cancels(t: Transition) -> None:
     """11: a lost client changes nothing, and nothing but a close, an expiry or a retry releases a session."""
     was, now = t.before.session, t.session
     if isinstance(t.event, ClientGone):
         same = (was.phase, was.run, was.answer, was.timer) == (now.phase, now.run, now.answer, now.timer)
         require(same and not t.effects, 11, "a lost client changed more than who waits")
+    if isinstance(t.event, ExpiryReached) and was.phase in _LEASED:
+        require(now.phase is Phase.CLOSING, 11, f"a lease that is over is ignored in phase {was.phase.value}")
     if now.phase is not Phase.CLOSING or was.phase is Phase.CLOSING:
         return
     allowed = (
@@ -236,6 +132,8 @@ def nothing_left(t: Transition) -> None:
             require(not t.told.exec_held, 10, f"an exec is held in phase {phase.value}")
     timer = _RESTING_WITH_TIMER.get(phase)
     require(timer is None or t.after.world.timer is timer, 10, f"no timer leads out of phase {phase.value}")
+    if phase in _LEASED and t.after.world.owned:
+        require(t.after.world.timer is Timer.LEASE, 11, f"no lease is counted in phase {phase.value}")
 
 
 def requests_as_agreed(t: Transition) -> None:
@@ -300,6 +198,8 @@ def activations_answered(t: Transition) -> None:
     require(answer is not None, 14, "a run ended without an answer")
     if answer is None:
         return
+    tried = t.told.evidence is None or t.before.world.order is ReleaseExec
+    require(tried or not t.told.exec_held, 3, "a run ends with its exec held, and nobody tried to release it")
     if fault is None:
         require(answer.status == 200, 14, f"a run that ended well is answered {answer}")
     else:
@@ -342,6 +242,7 @@ TRANSITION_CHECKS: tuple[Callable[[Transition], None], ...] = (
     one_order_at_a_time,
     waiters_answered_once,
     only_close_cancels,
+    abandonment_ends,
     nothing_left,
     requests_as_agreed,
     seeds_answered,

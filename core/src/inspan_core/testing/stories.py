@@ -37,7 +37,7 @@ def retell(events: Sequence[Event], settings: Settings) -> list[Chapter]:
     story: list[Chapter] = []
     next_waiter = 1
     for event in events:
-        real = _renumbered(session, event, next_waiter)
+        real = renumbered(session, event, next_waiter)
         next_waiter += 1
         try:
             session, effects = step(session, real)
@@ -58,7 +58,8 @@ def told(story: Sequence[Chapter]) -> str:
     return "\n".join(lines)
 
 
-def _renumbered(session: Session, event: Event, next_waiter: int) -> Event:
+def renumbered(session: Session, event: Event, next_waiter: int) -> Event:
+    """Turn an event in canonical numbers into one in the numbers of a real session."""
     run = session.run
     if type(event) in _ANSWERS:
         order = event.order  # type: ignore[union-attr]

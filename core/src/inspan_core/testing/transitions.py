@@ -27,6 +27,12 @@ class Violation(Exception):
         self.reason = reason
 
 
+def require(holds: bool, invariant: int, reason: str) -> None:
+    """Raise unless it holds."""
+    if not holds:
+        raise Violation(invariant, reason)
+
+
 @frozen
 class Transition:
     """One event fed to one state.

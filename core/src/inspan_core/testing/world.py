@@ -87,6 +87,7 @@ class World:
         owned: Whose the sandbox is.
         sandbox: What it really is.
         files: Session files lie in the sandbox.
+        slot: A concurrency slot is ours, and nothing is staged yet.
         staged: Staging was answered well.
         launches: How often a launch was ordered.
         exec_held: A provider's exec is open.
@@ -105,6 +106,7 @@ class World:
     owned: bool = False
     sandbox: Truth = Truth.NONE
     files: bool = False
+    slot: bool = False
     staged: bool = False
     launches: int = 0
     exec_held: bool = False
@@ -177,7 +179,9 @@ def _restarted(world: World) -> World:
     sandbox = world.sandbox
     if sandbox is Truth.CREATING:
         sandbox = Truth.MAYBE
-    return evolve(world, order=None, pending=None, sandbox=sandbox, exec_held=False, setup=None, timer=None)
+    return evolve(
+        world, order=None, pending=None, sandbox=sandbox, slot=False, exec_held=False, setup=None, timer=None
+    )
 
 
 def _answered(world: World, event: Answer, answers_pending: bool) -> World:
@@ -255,12 +259,14 @@ def _installed(world: World, event: Answer) -> World:
 
 def _staged(world: World, event: Answer) -> World:
     if isinstance(event, Staged):
-        return evolve(world, staged=True)
+        return evolve(world, staged=True, slot=False)
     return _execution_fault(world, _fault(event))
 
 
 def _slot(world: World, event: Answer) -> World:
-    return _execution_fault(world, _fault(event)) if isinstance(event, StepFailed) else world
+    if isinstance(event, StepFailed):
+        return _execution_fault(world, _fault(event))
+    return evolve(world, slot=True)
 
 
 def _collected(world: World, event: Answer) -> World:
