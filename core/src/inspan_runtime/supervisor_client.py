@@ -379,7 +379,9 @@ async def remove_session_directory(
         SandboxError: It could not be removed.
     """
     plain = posixpath.normpath(session_dir)
-    if plain != session_dir or not plain.startswith("/") or plain.count("/") < 2:
+    # POSIX gives a path with two leading slashes a meaning of its own, and normpath keeps both.
+    fits = plain == session_dir and plain.startswith("/") and not plain.startswith("//")
+    if not fits or plain.count("/") < 2 or "\0" in plain:
         raise UsageError(
             f"session folder {session_dir!r}: expected a normal absolute path of two levels or more"
         )

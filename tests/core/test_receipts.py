@@ -1,0 +1,122 @@
+"""Receipts and reports: strict where they are evidence, tolerant where they are only told."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inspan_core.errors import EvidenceMissing
+from inspan_core.receipts import (
+    PROCESSES_LIMIT,
+    PROCESSES_LIMIT_BYTES,
+    RECEIPT_LIMIT_BYTES,
+    CleanupReceipt,
+    ProcessEntry,
+    ProcessesReport,
+    parse_cleanup_receipt,
+    parse_processes,
+)
+
+GOOD = {"cleanup_confirmed": True, "return_code": 0, "error": None, "timed_out": False}
+
+
+@pytest.mark.parametrize("confirmed", [True, False])
+@pytest.mark.parametrize("return_code", [None, 0, 3, -9, 137])
+@pytest.mark.parametrize("error", [None, "", "it still lives: \u00e4"])
+@pytest.mark.parametrize("timed_out", [True, False])
+def test_a_well_formed_receipt_is_read_as_it_is(confirmed, return_code, error, timed_out):
+    value = {
+        "cleanup_confirmed": confirmed,
+        "return_code": return_code,
+        "error": error,
+        "timed_out": timed_out,
+    }
+    assert parse_cleanup_receipt(json.dumps(value).encode()) == CleanupReceipt(**value)
+
+
+MALFORMED = [
+    *({key: value for key, value in GOOD.items() if key != left_out} for left_out in GOOD),
+    {**GOOD, "more": 1},
+    *({**GOOD, "cleanup_confirmed": value} for value in (1, 0, "true", None, [])),
+    *({**GOOD, "return_code": value} for value in (True, "0", 0.0, [])),
+    *({**GOOD, "error": value} for value in (False, 0, ["x"], {})),
+    *({**GOOD, "timed_out": value} for value in (0, None, "false")),
+    [],
+    None,
+    True,
+    "cleanup_confirmed",
+]
+
+
+@pytest.mark.parametrize("value", MALFORMED, ids=repr)
+def test_a_receipt_that_does_not_fit_is_no_evidence(value):
+    with pytest.raises(EvidenceMissing, match="malformed"):
+        parse_cleanup_receipt(json.dumps(value).encode())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"\xff",
+        json.dumps(GOOD).encode()[:-1],
+        json.dumps(GOOD).encode() + b"{}",
+        json.dumps(GOOD).encode().ljust(RECEIPT_LIMIT_BYTES + 1),
+        b"[" * 10_000,
+    ],
+    ids=["empty", "cut", "not UTF-8", "cut at the end", "two values", "too long", "deep"],
+)
+def test_bytes_that_are_no_receipt_are_no_evidence(data):
+    with pytest.raises(EvidenceMissing, match="malformed"):
+        parse_cleanup_receipt(data)
+
+
+@given(st.binary(max_size=400))
+def test_arbitrary_bytes_are_a_receipt_or_no_evidence(data):
+    try:
+        parse_cleanup_receipt(data)
+    except EvidenceMissing:
+        pass
+
+
+ENTRY = {
+    "pid": 7,
+    "name": "sleep",
+    "reason": "adopted",
+    "parent": 1,
+    "group": 7,
+    "session": 7,
+    "start_ticks": 99,
+}
+
+
+def test_a_report_is_read_and_told_again():
+    value = {"killed": [ENTRY], "preserved": [], "unfinished": [{"pid": 8}]}
+    report = parse_processes(json.dumps(value).encode())
+    assert report == ProcessesReport(killed=(ProcessEntry(**ENTRY),), unfinished=(ProcessEntry(pid=8),))
+    assert report.to_json() == value
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"null", b"7", b" " * (PROCESSES_LIMIT_BYTES + 1)])
+def test_what_is_no_report_is_none(data):
+    assert parse_processes(data) is None
+
+
+def test_of_a_report_only_what_fits_is_taken():
+    wrong = [None, 7, [], {}, {"pid": "7"}, {"pid": True}, {"pid": 7.0}]
+    value = {"killed": [*wrong, {**ENTRY, "name": 5, "group": "x", "more": "y"}], "preserved": {"pid": 1}}
+    report = parse_processes(json.dumps(value).encode())
+    [entry] = report.killed
+    assert (entry.pid, entry.name, entry.group, entry.session) == (7, None, None, 7)
+    assert report.preserved == report.unfinished == ()
+
+
+def test_a_report_is_bounded_in_entries_and_texts():
+    value = {
+        "killed": [{"pid": n, "name": "x" * 5000} for n in range(190)] + [{"pid": n} for n in range(3000)]
+    }
+    report = parse_processes(json.dumps(value).encode())
+    assert len(report.killed) == PROCESSES_LIMIT
+    assert len(report.killed[0].name) == 512
