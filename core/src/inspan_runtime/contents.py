@@ -7,8 +7,9 @@ from typing import Any
 
 from attrs import define, evolve
 
-from inspan_core.codec import encode
+from inspan_core.codec import encode, encode_observations
 from inspan_core.effects import ActivationBody, CloseBody, ErrorBody, Reply, SeedBody
+from inspan_core.errors import WireError
 from inspan_core.observations import AgentObservationBundle, ObservationGap
 from inspan_core.session import Evidence
 from inspan_core.wire import CloseResponse, EpisodeId, SeedRequest
@@ -56,7 +57,7 @@ def to_answer(session_id: str, record: Record, reply: Reply) -> Answer:
             return Answer(status=reply.status, body=parsed.response)
         case CloseBody():
             if record.closed_body is None:
-                record.closed_body = _closed_body(session_id, record, reply.body)
+                record.closed_body = closed_body(session_id, record, reply.body)
             return Answer(status=reply.status, body=record.closed_body)
         case ErrorBody(detail=detail):
             return error_answer(reply.status, _detail(record, detail))
@@ -73,7 +74,8 @@ def _detail(record: Record, detail: str) -> Any:
     return detail
 
 
-def _closed_body(session_id: str, record: Record, body: CloseBody) -> Mapping[str, Any]:
+def closed_body(session_id: str, record: Record, body: CloseBody) -> Mapping[str, Any]:
+    """The body of a successful close: the observations, with the gaps that the machine found."""
     bundle: AgentObservationBundle | None = None
     work = record.work
     if body.seeded and work is not None:
@@ -82,7 +84,17 @@ def _closed_body(session_id: str, record: Record, body: CloseBody) -> Mapping[st
         else:
             bundle = AgentObservationBundle(source=work.harness.spec.name)
         gaps = [ObservationGap(code=gap.code.value, detail=gap.detail) for gap in body.gaps]
-        bundle = evolve(bundle, gaps=(*bundle.gaps, *work.gaps, *gaps))
+        bundle = _checked(evolve(bundle, gaps=(*bundle.gaps, *work.gaps, *gaps)))
     response = CloseResponse(agent_session_id=session_id, agent_observations=bundle)
     encoded: Mapping[str, Any] = encode(response)
     return encoded
+
+
+def _checked(bundle: AgentObservationBundle) -> AgentObservationBundle:
+    """The bundle if a reader accepts it; else its gaps and one that says what was wrong with its records."""
+    try:
+        encode_observations(bundle)
+    except WireError as error:
+        gap = ObservationGap(code="observation_invalid", detail=f"the parser's records do not fit: {error}")
+        return evolve(bundle, records=(), gaps=(*bundle.gaps, gap))
+    return bundle

@@ -34,6 +34,7 @@ from inspan_core.events import (
 )
 from inspan_core.machine import step
 from inspan_core.session import Session
+from inspan_runtime.journal import Journal
 from inspan_runtime.room import Spawn
 
 TIMER_EVENTS: Mapping[Timer, Callable[..., Event]] = {
@@ -59,15 +60,7 @@ class Performs(Protocol):
         ...
 
 
-class Journal(Protocol):
-    """Where events are written before their effects run."""
-
-    def append(self, session: Session, event: Event) -> None:
-        """Write the event; the effects start when this returns."""
-        ...
-
-
-Observer = Callable[[Mapping[str, Any]], None]
+Observer = Callable[[Mapping[str, Any]], object]
 
 
 class _Waiter:
@@ -183,8 +176,8 @@ class SessionDriver:
     def _handle(self, event: Event) -> None:
         before = self.session
         session, effects = step(before, event)
-        if self._journal is not None:
-            self._journal.append(before, event)
+        if self._journal is not None and session is not before:
+            self._journal.append(session.name, event)
         self.session = session
         for effect in effects:
             self._start(effect)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import anyio
+import anyio.to_thread
 from attrs import define, field, frozen
 
 from inspan_core.errors import InspanError, RequestRefused, SandboxGone
@@ -12,12 +15,15 @@ from inspan_core.findings import CollectResult, Outcome
 from inspan_core.harness import Artifacts, ParsedActivation, ParseInput, SandboxCommand
 from inspan_core.observations import ObservationGap
 from inspan_core.relay import Harness
-from inspan_core.sandbox import Sandbox, SandboxProvider, SandboxSpec
+from inspan_core.sandbox import Descriptor, Sandbox, SandboxProvider, SandboxSpec
 from inspan_core.wire import SeedRequest
 from inspan_runtime.contexts import ArtifactContext, RunContext, SessionContext, is_transport_error
 from inspan_runtime.install import SandboxInstaller
 from inspan_runtime.install_cache import RuntimeCache
+from inspan_runtime.packing import pack_artifacts, pack_parsed
 from inspan_runtime.room import Room
+
+RECONNECT_TIMEOUT_S = 30.0
 
 ProviderFactory = Callable[[], SandboxProvider]
 
@@ -69,6 +75,7 @@ class HarnessWork:
     parsed: ParsedActivation | None = None
     interrupted: bool = False
     sandbox_id: str | None = None
+    descriptor: Descriptor | None = None
     gaps: list[ObservationGap] = field(factory=list)
     _provider: SandboxProvider | None = None
     _installer: SandboxInstaller | None = None
@@ -79,7 +86,7 @@ class HarnessWork:
             raise RequestRefused("there is neither sandbox_access nor a configured sandbox_provider")
         provider = self._provider = self.providers[self.owned.provider]()
         sandbox = await provider.create(self.owned.spec, key=key, timeout_s=timeout_s)
-        self.sandbox_id = sandbox.sandbox_id
+        self._known(room, sandbox)
         return sandbox
 
     async def connect(self, room: Room, *, timeout_s: float) -> Sandbox:
@@ -94,8 +101,21 @@ class HarnessWork:
         except BaseException:
             await self._drop_provider()
             raise
-        self.sandbox_id = sandbox.sandbox_id
+        self._known(room, sandbox)
         return sandbox
+
+    async def reconnect(self, room: Room) -> Sandbox:
+        """Reach the sandbox again after a restart: a supplied one as seeded, ours by its descriptor."""
+        if self.owned is None or self.seed.sandbox_access is not None:
+            return await self.connect(room, timeout_s=RECONNECT_TIMEOUT_S)
+        if self.descriptor is None:
+            raise InspanError("the descriptor of the session's own sandbox is not known")
+        provider = self._provider = self.providers[self.owned.provider]()
+        return await provider.connect(self.descriptor, timeout_s=RECONNECT_TIMEOUT_S)
+
+    def _known(self, room: Room, sandbox: Sandbox) -> None:
+        self.sandbox_id, self.descriptor = sandbox.sandbox_id, sandbox.descriptor
+        room.keep("sandbox", json.dumps([sandbox.sandbox_id, dict(sandbox.descriptor)]).encode())
 
     async def stop_sandbox(self, room: Room, key: str, *, timeout_s: float) -> None:
         """Have our own sandbox stopped, by its handle where there is one."""
@@ -123,6 +143,7 @@ class HarnessWork:
     async def install(self, room: Room) -> None:
         """Let the plugin make its runtime ready."""
         self.runtime = dict(await self.harness.install(SessionContext(**self._context(room))))
+        room.keep("runtime", json.dumps(self.runtime).encode())
 
     async def stage(self, room: Room, *, run_timeout_s: float) -> SandboxCommand:
         """Let the plugin stage the activation."""
@@ -151,6 +172,10 @@ class HarnessWork:
             "options": self.options,
         }
 
+    def forget_run(self) -> None:
+        """Let go of what the run left, once its close is answered."""
+        self.activation, self.parsed, self.artifacts = None, None, Artifacts()
+
     async def collect(self, room: Room) -> tuple[CollectResult, str | None]:
         """Let the plugin copy its artifacts; what was copied before it failed is kept."""
         context = ArtifactContext(**self._context(room))
@@ -163,25 +188,27 @@ class HarnessWork:
             return result, f"{type(error).__name__}: {error}"
         finally:
             self.artifacts = context.artifacts
+            room.keep("artifacts", pack_artifacts(self.artifacts))
         cut = [p.detail for p in context.problems if p.code == "artifact_truncated"]
         return (CollectResult.LIMIT if cut else CollectResult.OK), "; ".join(cut) or None
 
-    def parse(self, room: Room) -> tuple[Outcome, str | None]:
-        """Let the plugin parse; runs in a worker thread."""
+    async def parse(self, room: Room) -> tuple[Outcome, str | None]:
+        """Let the plugin parse, in a worker thread that is left behind when the budget ends."""
         receipt, activation = room.receipt, self.activation
         if activation is None:
             raise InspanError("parsing was ordered before an activation was bound")
-        self.parsed = self.harness.parse(
-            ParseInput(
-                artifacts=self.artifacts,
-                request=activation.request,
-                return_code=None if receipt is None else receipt.return_code,
-                timed_out=receipt is not None and receipt.timed_out,
-                interrupted=self.interrupted,
-                model_name=activation.model_name,
-                sandbox_id=self.sandbox_id,
-                options=self.options,
-            )
+        run = ParseInput(
+            artifacts=self.artifacts,
+            request=activation.request,
+            return_code=None if receipt is None else receipt.return_code,
+            timed_out=receipt is not None and receipt.timed_out,
+            interrupted=self.interrupted,
+            model_name=activation.model_name,
+            sandbox_id=self.sandbox_id,
+            options=self.options,
         )
-        detail = self.parsed.detail
-        return self.parsed.outcome, None if detail is None else str(detail)
+        parsed = await anyio.to_thread.run_sync(self.harness.parse, run, abandon_on_cancel=True)
+        room.keep("parsed", pack_parsed(parsed))
+        room.keep("artifacts", None)
+        self.parsed = parsed
+        return parsed.outcome, None if parsed.detail is None else str(parsed.detail)

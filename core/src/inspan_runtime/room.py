@@ -17,6 +17,9 @@ from inspan_core.sandbox import ExecResult, Sandbox
 Spawn = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
 """Starts a coroutine function in a task that outlives whoever asked."""
 
+Keep = Callable[[str, bytes | None], None]
+"""Keeps a content of the session durably by its name, or removes it with None."""
+
 LAUNCH_OUTPUT_LIMIT_BYTES = 16 * 1024
 
 
@@ -79,7 +82,7 @@ class Room:
         exec: The supervisor's exec, or None.
         receipt: The receipt as it was read, or None.
         processes: What the supervisor reported of processes, or None.
-        artifacts_error: What went wrong when they were copied or parsed, or None.
+        keep: Keeps what must outlive the server.
     """
 
     session_dir: str
@@ -89,7 +92,7 @@ class Room:
     exec: ExecHandle | None = None
     receipt: CleanupReceipt | None = None
     processes: ProcessesReport | None = None
-    artifacts_error: Exception | None = None
+    keep: Keep = lambda _name, _value: None
 
     @property
     def connected(self) -> Sandbox:
@@ -121,6 +124,10 @@ class Work(Protocol):
         """Have our own sandbox stopped; none by that key is success."""
         ...
 
+    async def reconnect(self, room: Room) -> Sandbox:
+        """Reach the session's sandbox again after the server was restarted."""
+        ...
+
     async def disconnect(self, room: Room) -> None:
         """Drop the connection to the supplied sandbox, and the provider's client."""
         ...
@@ -137,6 +144,6 @@ class Work(Protocol):
         """Copy the artifacts; the result and what was wrong with it."""
         ...
 
-    def parse(self, room: Room) -> tuple[Outcome, str | None]:
-        """Parse the artifacts; runs in a worker thread."""
+    async def parse(self, room: Room) -> tuple[Outcome, str | None]:
+        """Parse the artifacts; the outcome and, for an error, its text."""
         ...

@@ -249,6 +249,9 @@ class _CallableWork(Generic[T]):
     async def connect(self, room: Room, *, timeout_s: float) -> Sandbox:
         return self._session.sandbox
 
+    async def reconnect(self, room: Room) -> Sandbox:
+        return self._session.sandbox
+
     async def stop_sandbox(self, room: Room, key: str, *, timeout_s: float) -> None:
         await self._session.sandbox.stop()
 
@@ -279,6 +282,6 @@ class _CallableWork(Generic[T]):
             return CollectResult.ERROR, str(error)
         return CollectResult.OK, None
 
-    def parse(self, room: Room) -> tuple[Outcome, str | None]:
+    async def parse(self, room: Room) -> tuple[Outcome, str | None]:
         timed_out = room.receipt is not None and room.receipt.timed_out
         return (Outcome.INCOMPLETE if timed_out else Outcome.COMPLETED), None

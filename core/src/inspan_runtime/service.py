@@ -7,8 +7,6 @@ contents that the machine never sees (responses, observations), and forgets what
 from __future__ import annotations
 
 import logging
-import uuid
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping
 from types import TracebackType
 from typing import Any
@@ -22,21 +20,19 @@ from inspan_core.findings import Cookie, Path
 from inspan_core.harness import Artifacts
 from inspan_core.plugins import Plugins
 from inspan_core.relay import Harness
-from inspan_core.session import Phase, Session
-from inspan_core.wire import CloseRequest, EpisodeId, SeedRequest
+from inspan_core.session import Phase
+from inspan_core.wire import CloseRequest, SeedRequest
 from inspan_runtime.budgets import resolve_agent_timeout
 from inspan_runtime.contents import Record, error_answer, to_answer
-from inspan_runtime.driver import SessionDriver
 from inspan_runtime.grants import check_grants, effective_tool_accesses
-from inspan_runtime.harness_work import Activation, HarnessWork, ProviderFactory
+from inspan_runtime.harness_work import HarnessWork, ProviderFactory
 from inspan_runtime.install_cache import RuntimeCache
-from inspan_runtime.perform import Performer
+from inspan_runtime.journal import Journal
+from inspan_runtime.packing import to_bytes
 from inspan_runtime.requests import check_request
-from inspan_runtime.room import Room
 from inspan_runtime.service_settings import Answer, ServiceSettings, SessionEvidence
-from inspan_runtime.slots import SlotPool
+from inspan_runtime.sessions import SessionTable
 
-CLOSED_WORKDIR = "/"
 OVER = frozenset({Phase.NEW, Phase.CLOSED, Phase.FENCED})
 __all__ = ["AgentService", "Answer", "ServiceSettings", "SessionEvidence"]
 
@@ -54,6 +50,7 @@ class AgentService:
         providers: Makes a provider client for each configured block, by name.
         settings: See there.
         cache: The host's runtime archives.
+        journal: Where sessions are kept, or None: they end with the process.
         plugins: Observers are called with each transition; None for none.
     """
 
@@ -64,22 +61,26 @@ class AgentService:
         settings: ServiceSettings,
         *,
         cache: RuntimeCache,
+        journal: Journal | None = None,
         plugins: Plugins | None = None,
     ) -> None:
         self.harness = harness
         self.settings = settings
         self._providers = providers
-        self._observers = () if plugins is None else (plugins.observe,)
-        self._records: dict[str, Record] = {}
-        self._by_capture_key: dict[str, str] = {}
-        self._fences: OrderedDict[str, None] = OrderedDict()
         self._cache = cache
-        self._slots = SlotPool(settings.concurrency)
+        self._journal = journal
         self._group: anyio.abc.TaskGroup | None = None
-        self._settled = anyio.Event()
+        self._sessions = SessionTable(
+            settings,
+            spawn=self._spawn,
+            make_work=self._work,
+            journal=journal,
+            observers=() if plugins is None else (plugins.observe,),
+        )
 
     async def __aenter__(self) -> AgentService:
         self._group = await anyio.create_task_group().__aenter__()
+        self._sessions.restore()
         return self
 
     async def __aexit__(
@@ -88,11 +89,17 @@ class AgentService:
         group = self._group
         if group is None:
             return
-        with anyio.CancelScope(shield=True):
-            await self.close_all(timeout_s=SHUTDOWN_STEPS * self.settings.session.close_step_timeout_s)
+        if self._journal is None:
+            # Nobody would find these sessions again.
+            with anyio.CancelScope(shield=True):
+                await self.close_all(timeout_s=SHUTDOWN_STEPS * self.settings.session.close_step_timeout_s)
         self._group = None
         group.cancel_scope.cancel()
-        await group.__aexit__(kind, error, trace)
+        try:
+            await group.__aexit__(kind, error, trace)
+        finally:
+            if self._journal is not None:
+                self._journal.close()
 
     async def close_all(self, *, timeout_s: float) -> list[str]:
         """Close every open session and wait for it.
@@ -103,7 +110,7 @@ class AgentService:
         Returns:
             The ids of the sessions that could not be closed.
         """
-        for record in list(self._records.values()):
+        for record in self._sessions:
             if record.driver.session.phase not in OVER:
                 record.driver.deliver(
                     CloseRequested(
@@ -111,9 +118,9 @@ class AgentService:
                     )
                 )
         with anyio.move_on_after(timeout_s):
-            while any(record.driver.busy for record in self._records.values()):
-                await self._settled.wait()
-        return [name for name, phase in self.phases.items() if phase not in {p.name for p in OVER}]
+            while any(record.driver.busy for record in self._sessions):
+                await self._sessions.moved()
+        return [name for name, phase in self._sessions.phases.items() if phase not in OVER]
 
     async def seed(self, body: SeedRequest, digest: str, cookie: Cookie) -> Answer:
         """Open a session, join its opening, or repeat the answer.
@@ -124,7 +131,7 @@ class AgentService:
             cookie: What the cookie says, compared with the body's session id.
         """
         session_id = body.agent_session_id
-        record = self._records.get(session_id)
+        record = self._sessions.get(session_id)
         if record is None:
             try:
                 record = self._seeded_record(body)
@@ -164,7 +171,7 @@ class AgentService:
             return error_answer(409, "the session cookie is malformed: never a call without a session")
         if session_id is None:
             return self._without_session(capture_key)
-        record = self._records.get(session_id)
+        record = self._sessions.get(session_id)
         seed = None if record is None else record.seed
         if record is None or seed is None:
             return error_answer(409, f"agent session {session_id!r} is not open here")
@@ -174,7 +181,8 @@ class AgentService:
         except RequestRefused as refusal:
             return error_answer(422, str(refusal))
         if record.work is not None and record.driver.session.phase is Phase.READY:
-            record.work.activation = self._activation(seed, token_capture, body)
+            record.work.activation = self._sessions.activation(seed, token_capture, body)
+            record.room.keep("activation", to_bytes({"request": body, "token_capture": token_capture}))
         reply = await record.driver.ask(
             lambda waiter, at: ActivateRequested(
                 at=at,
@@ -190,9 +198,9 @@ class AgentService:
     async def close(self, body: CloseRequest, cookie: Cookie) -> Answer:
         """Close a session, join its closing, or repeat the answer; also for an id never seeded."""
         session_id = body.agent_session_id
-        record = self._records.get(session_id)
+        record = self._sessions.get(session_id)
         if record is None:
-            record = self._add(session_id, body.episode_id, None, None)
+            record = self._sessions.add_unseeded(session_id, body.episode_id)
         same = record.episode_id == body.episode_id
         if record.work is not None and record.driver.session.phase is Phase.ACTIVE:
             record.work.interrupted = True
@@ -203,7 +211,7 @@ class AgentService:
 
     def evidence(self, session_id: str) -> SessionEvidence | None:
         """What is kept of a session, while its record is retained; None for an id that is not known."""
-        record = self._records.get(session_id)
+        record = self._sessions.get(session_id)
         if record is None:
             return None
         return SessionEvidence(
@@ -216,7 +224,7 @@ class AgentService:
     @property
     def phases(self) -> Mapping[str, str]:
         """The phase of each session, by id."""
-        return {name: record.driver.session.phase.name for name, record in self._records.items()}
+        return {name: phase.name for name, phase in self._sessions.phases.items()}
 
     # --- records ---------------------------------------------------------------------------------
 
@@ -224,16 +232,19 @@ class AgentService:
         grants = effective_tool_accesses(body, self.settings.tool_accesses)
         skipped = check_grants(self.harness.spec, grants)
         self._check_sandbox(body)
-        work = HarnessWork(
+        work = self._work(body)
+        work.gaps.extend(skipped)
+        return self._sessions.add_seeded(body, work)
+
+    def _work(self, seed: SeedRequest) -> HarnessWork:
+        return HarnessWork(
             harness=self.harness,
-            seed=body,
+            seed=seed,
             providers=self._providers,
-            owned=self.settings.owned,
+            owned=self.settings.owned if seed.sandbox_access is None else None,
             options=self.settings.options,
             cache=self._cache,
-            gaps=list(skipped),
         )
-        return self._add(body.agent_session_id, body.episode_id, body, work)
 
     def _check_sandbox(self, body: SeedRequest) -> None:
         access = body.sandbox_access
@@ -254,56 +265,6 @@ class AgentService:
                 field="sandbox_access.connection.provider_config_ref",
             )
 
-    def _add(
-        self, session_id: str, episode_id: EpisodeId, seed: SeedRequest | None, work: HarnessWork | None
-    ) -> Record:
-        workdir = CLOSED_WORKDIR
-        if seed is not None and seed.sandbox_access is not None:
-            workdir = seed.sandbox_access.workdir
-        elif self.settings.owned is not None:
-            workdir = self.settings.owned.spec.workdir
-        room = Room(session_dir=f"{self.settings.session_dir_root}/{uuid.uuid4().hex}", workdir=workdir)
-        driver = SessionDriver(
-            Session(name=session_id, settings=self.settings.session),
-            Performer(
-                work if work is not None else _NoWork(),
-                room,
-                spawn=self._spawn,
-                slots=self._slots,
-                supervision=self.settings.supervision,
-            ),
-            spawn=self._spawn,
-            observers=(self._forget, *self._observers),
-        )
-        record = Record(seed=seed, driver=driver, work=work, room=room, episode_id=episode_id)
-        self._records[session_id] = record
-        if seed is not None:
-            self._by_capture_key[seed.episode_id.capture_key] = session_id
-        return record
-
-    def _forget(self, transition: Mapping[str, Any]) -> None:
-        """Drop the record of a session that is back at NEW, and the oldest fences beyond the limit."""
-        self._settled.set()
-        self._settled = anyio.Event()
-        session_id, phase = transition["session"], transition["phase"]
-        if phase == Phase.FENCED.name and session_id not in self._fences:
-            self._fences[session_id] = None
-            if len(self._fences) > self.settings.fence_limit:
-                self._drop(self._fences.popitem(last=False)[0])
-        elif phase == Phase.NEW.name:
-            self._fences.pop(session_id, None)
-            self._drop(session_id)
-
-    def _drop(self, session_id: str) -> None:
-        record = self._records.pop(session_id, None)
-        if record is None:
-            return
-        record.driver.stop_timer()
-        if record.seed is not None:
-            key = record.seed.episode_id.capture_key
-            if self._by_capture_key.get(key) == session_id:
-                del self._by_capture_key[key]
-
     def _spawn(self, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if self._group is None:
             raise InspanError("the service is not running: use it as an async context manager")
@@ -316,31 +277,12 @@ class AgentService:
 
         self._group.start_soon(fenced)
 
-    # --- contents --------------------------------------------------------------------------------
-
-    def _activation(self, seed: SeedRequest, token_capture: bool, body: Mapping[str, Any]) -> Activation:
-        key = seed.episode_id.capture_key
-        segment = "/training-token-capture" if token_capture else ""
-        return Activation(
-            request=body,
-            model_base_url=f"{self.settings.model_base_url.rstrip('/')}/ng-rollout/{key}{segment}/v1",
-            model_name=self.settings.model_name,
-            model_key=self.settings.model_key(key),
-        )
-
     def _without_session(self, capture_key: str | None) -> Answer:
-        if capture_key is not None and capture_key in self._by_capture_key:
+        if capture_key is not None and self._sessions.holds(capture_key):
             return error_answer(
                 409, f"rollout {capture_key!r} belongs to an agent session: its session cookie is missing"
             )
         return error_answer(422, "this server does not run activations without an agent session")
-
-
-class _NoWork:
-    """Stands in for the work of an id that was never seeded: the machine orders nothing there."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise InspanError(f"{name} was ordered for a session that was never seeded")
 
 
 def _path_finding(capture_key: str | None, seed: SeedRequest) -> Path:

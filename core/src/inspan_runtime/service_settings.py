@@ -32,6 +32,7 @@ class ServiceSettings:
         owned: The sandbox of sessions that bring none, or None: such seeds are refused.
         options: The harness's options.
         tool_accesses: The configuration's tool grants.
+        retains_artifacts: Whether artifacts stay in memory after close, until its window ends.
         fence_limit: How many fences of ids never seeded are kept.
     """
 
@@ -46,6 +47,7 @@ class ServiceSettings:
     owned: OwnedSandbox | None = None
     options: Mapping[str, Any] = field(factory=dict)
     tool_accesses: tuple[ToolAccess, ...] = ()
+    retains_artifacts: bool = False
     fence_limit: int = 10_000
 
 

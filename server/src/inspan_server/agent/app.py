@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
+from inspan_core.errors import ConfigError
 from inspan_core.plugins import Plugins
 from inspan_runtime.service import AgentService
 from inspan_server.agent.config import AgentConfig
@@ -20,11 +23,16 @@ from inspan_server.agent.routes import AgentRoutes, on_http_error
 from inspan_server.agent.wiring import build_service
 
 SECRET_BYTES = 32
+COOKIE_KEY_FILE = "cookie.key"
 log = logging.getLogger(__name__)
 
 
 def create_app(
-    config: AgentConfig, plugins: Plugins, *, model_key: Callable[[str], str] | None = None
+    config: AgentConfig,
+    plugins: Plugins,
+    *,
+    model_key: Callable[[str], str] | None = None,
+    retains_artifacts: bool = False,
 ) -> Starlette:
     """Build the Agent Server. It has to be served with its lifespan: sessions live in it.
 
@@ -33,6 +41,7 @@ def create_app(
     Args:
         model_key: The Model Server's key of an episode, from its capture key; by default the
             configuration's ``api_key`` for all.
+        retains_artifacts: Whether artifacts stay in memory after close, until its window ends.
 
     Raises:
         ConfigError: The configuration does not fit the harness or a provider.
@@ -40,10 +49,27 @@ def create_app(
     """
     for problem in plugins.problems:
         log.warning("a plugin is broken: %s", problem)
-    service = build_service(config, plugins, model_key=model_key)
-    secret = config.cookie_secret
-    key = secrets.token_bytes(SECRET_BYTES) if secret is None else secret.encode()
-    return serve_sessions(service, SessionCookies(key))
+    service = build_service(config, plugins, model_key=model_key, retains_artifacts=retains_artifacts)
+    return serve_sessions(service, SessionCookies(_cookie_key(config)))
+
+
+def _cookie_key(config: AgentConfig) -> bytes:
+    """The configured secret, or one of our own, kept with the sessions whose cookies it signs."""
+    if config.cookie_secret is not None:
+        return config.cookie_secret.encode()
+    if config.state_dir is None:
+        return secrets.token_bytes(SECRET_BYTES)
+    path = Path(config.state_dir) / COOKIE_KEY_FILE
+    with suppress(FileExistsError):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(secrets.token_bytes(SECRET_BYTES))
+    key = path.read_bytes()
+    if len(key) != SECRET_BYTES:
+        raise ConfigError(
+            f"{path} holds {len(key)} bytes, expected {SECRET_BYTES}: remove it to get a new one"
+        )
+    return key
 
 
 def serve_sessions(service: AgentService, cookies: SessionCookies) -> Starlette:

@@ -90,9 +90,11 @@ class AgentConfig:
         session_close_retry_window_seconds: How long the answer of a close is kept.
         num_workers: Session state lives in one process.
         session_dir_root: Absolute folder inside sandboxes for session files.
+        state_dir: Folder of the journal, which lets a restarted server take its sessions over; null: they
+            end with the process.
         runtime_cache_dir: The host's cache of harness runtimes; null: the user's cache folder.
         harness_options: The harness's own options.
-        cookie_secret: Signs session cookies; null: made at start, so that cookies end with the process.
+        cookie_secret: Signs session cookies; null: made at first start and kept in `state_dir`.
     """
 
     harness: Annotated[str, Text(min_length=1)]
@@ -113,6 +115,7 @@ class AgentConfig:
     session_close_retry_window_seconds: float = 300.0
     num_workers: Annotated[int, Whole(minimum=1)] = 1
     session_dir_root: AbsolutePath = "/tmp/inspan"
+    state_dir: AbsolutePath | None = None
     runtime_cache_dir: AbsolutePath | None = None
     harness_options: Mapping[str, Any] = field(factory=dict)
     cookie_secret: Annotated[str, Text(min_length=SECRET_LENGTH)] | None = field(default=None, repr=False)

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from attrs import evolve
+
 from inspan_core.errors import ConfigError
 from inspan_core.harness import HarnessSpec
 from inspan_core.plugins import Plugins
@@ -19,6 +21,7 @@ from inspan_runtime.budgets import owned_sandbox_ttl_s
 from inspan_runtime.harness_work import OwnedSandbox
 from inspan_runtime.install_build import package_client_env
 from inspan_runtime.install_cache import RuntimeCache, default_cache_dir
+from inspan_runtime.journal_sqlite import SqliteJournal
 from inspan_runtime.service import AgentService, ServiceSettings
 from inspan_server.agent.config import AgentConfig
 
@@ -31,6 +34,7 @@ def build_service(
     plugins: Plugins,
     *,
     model_key: Callable[[str], str] | None = None,
+    retains_artifacts: bool = False,
     environ: Mapping[str, str] = os.environ,
 ) -> AgentService:
     """Put the service together; nothing is started.
@@ -38,6 +42,7 @@ def build_service(
     Args:
         model_key: The Model Server's key of an episode, from its capture key; by default the
             configuration's ``api_key``.
+        retains_artifacts: Whether artifacts stay in memory after close, until its window ends.
         environ: Where the cache folder and the package clients' proxy settings come from.
 
     Raises:
@@ -55,8 +60,9 @@ def build_service(
     return AgentService(
         harness,
         providers,
-        _settings(config, spec, model_key),
+        evolve(_settings(config, spec, model_key), retains_artifacts=retains_artifacts),
         cache=_cache(config, environ),
+        journal=None if config.state_dir is None else SqliteJournal(Path(config.state_dir)),
         plugins=plugins,
     )
 

@@ -128,7 +128,12 @@ async def demo_servers(plan: DemoPlan) -> AsyncIterator[DemoServers]:
     script = parse_script(demo_script(plan.harness))
     gateway = create_gateway(script, plan.capture, keys=lambda rollout_key: model_key, models=(MODEL,))
     async with _served(gateway) as model_url:
-        agent = create_app(_agent_config(plan, model_url), plan.plugins, model_key=lambda key: model_key)
+        agent = create_app(
+            _agent_config(plan, model_url),
+            plan.plugins,
+            model_key=lambda key: model_key,
+            retains_artifacts=True,
+        )
         resources = create_resources_app(
             plan.provider,
             {DEMO_TASK.task_id.task_id: DEMO_TASK},

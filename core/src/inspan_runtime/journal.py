@@ -1,0 +1,56 @@
+"""Where a service keeps its sessions so that it finds them again after it was killed.
+
+Three kinds of things are kept of a session: its events, in order; *contents* by name that the machine never
+sees (which sandbox, what was installed, the response); and *secrets*, apart from both. Everything is kept
+before the effects that depend on it run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from attrs import field, frozen
+
+from inspan_core.events import Event
+
+
+@frozen(kw_only=True)
+class StoredSession:
+    """What is kept of one session.
+
+    Attributes:
+        name: The session's id.
+        events: In the order in which they became known.
+        contents: By name.
+        secrets: By name; their text is not shown.
+    """
+
+    name: str
+    events: tuple[Event, ...]
+    contents: Mapping[str, bytes]
+    secrets: Mapping[str, bytes] = field(factory=dict, repr=False)
+
+
+class Journal(Protocol):
+    """Keeps sessions durably. Each call has taken effect when it returns."""
+
+    def append(self, name: str, event: Event) -> None:
+        """Add an event to a session, which it makes if it is the first."""
+        ...
+
+    def keep(self, name: str, content: str, value: bytes | None, *, secret: bool = False) -> None:
+        """Set a content of a session, or remove it with None."""
+        ...
+
+    def forget(self, name: str) -> None:
+        """Remove all that is kept of a session."""
+        ...
+
+    def load(self) -> Iterable[StoredSession]:
+        """All sessions, in the order of their first events."""
+        ...
+
+    def close(self) -> None:
+        """Release the files."""
+        ...

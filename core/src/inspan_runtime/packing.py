@@ -1,0 +1,79 @@
+"""Contents of a session as bytes and back, for the journal. What is read back was written by us."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from attrs import asdict
+
+from inspan_core.codec import decode, encode
+from inspan_core.findings import Outcome
+from inspan_core.harness import ArtifactProblem, Artifacts, ParsedActivation
+from inspan_core.observations import AgentObservationBundle
+from inspan_core.receipts import CleanupReceipt
+from inspan_core.wire import SeedRequest
+
+
+def pack_artifacts(artifacts: Artifacts) -> bytes:
+    """A line of JSON that names the files and their sizes, then their bytes."""
+    head = {
+        "files": [[name, len(data)] for name, data in artifacts.files.items()],
+        "problems": [asdict(problem) for problem in artifacts.problems],
+    }
+    return json.dumps(head).encode() + b"\n" + b"".join(artifacts.files.values())
+
+
+def unpack_artifacts(data: bytes) -> Artifacts:
+    """Read what `pack_artifacts` wrote."""
+    line, _, rest = data.partition(b"\n")
+    head = json.loads(line)
+    files, offset = {}, 0
+    for name, size in head["files"]:
+        files[name] = rest[offset : offset + size]
+        offset += size
+    problems = tuple(ArtifactProblem(**problem) for problem in head["problems"])
+    return Artifacts(files=files, problems=problems)
+
+
+def pack_parsed(parsed: ParsedActivation) -> bytes:
+    """A JSON object; the response as the client gets it."""
+    return to_bytes(
+        {
+            "outcome": parsed.outcome.value,
+            "response": parsed.response,
+            "observations": encode(parsed.observations),
+            "detail": parsed.detail,
+        }
+    )
+
+
+def unpack_parsed(data: bytes) -> ParsedActivation:
+    """Read what `pack_parsed` wrote."""
+    value = json.loads(data)
+    return ParsedActivation(
+        outcome=Outcome(value["outcome"]),
+        response=value["response"],
+        observations=decode(AgentObservationBundle, value["observations"]),
+        detail=value["detail"],
+    )
+
+
+def pack_seed(seed: SeedRequest) -> bytes:
+    """The seed with its grants' headers and cookies: keep it among the secrets."""
+    return to_bytes(encode(seed))
+
+
+def unpack_seed(data: bytes) -> SeedRequest:
+    """Read what `pack_seed` wrote."""
+    return decode(SeedRequest, json.loads(data))
+
+
+def unpack_receipt(data: bytes) -> CleanupReceipt:
+    """Read a receipt that was kept."""
+    return CleanupReceipt(**json.loads(data))
+
+
+def to_bytes(value: Any) -> bytes:
+    """Compact JSON; lone surrogates stay escaped."""
+    return json.dumps(value, separators=(",", ":")).encode()

@@ -1,0 +1,31 @@
+"""What a restarted server knows of a session beside its events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from inspan_core.receipts import parse_processes
+from inspan_runtime.harness_work import HarnessWork
+from inspan_runtime.packing import unpack_artifacts, unpack_parsed, unpack_receipt
+from inspan_runtime.room import Room
+
+
+def restore_work(work: HarnessWork, contents: Mapping[str, bytes]) -> None:
+    """Give the harness's side back what it kept."""
+    if "sandbox" in contents:
+        work.sandbox_id, work.descriptor = json.loads(contents["sandbox"])
+    if "runtime" in contents:
+        work.runtime = json.loads(contents["runtime"])
+    if "artifacts" in contents:
+        work.artifacts = unpack_artifacts(contents["artifacts"])
+    if "parsed" in contents:
+        work.parsed = unpack_parsed(contents["parsed"])
+
+
+def restore_room(room: Room, contents: Mapping[str, bytes]) -> None:
+    """Give the world's side back what it kept; its connection is made when it is needed."""
+    if "receipt" in contents:
+        room.receipt = unpack_receipt(contents["receipt"])
+    if "processes" in contents:
+        room.processes = parse_processes(contents["processes"])

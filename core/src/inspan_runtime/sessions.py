@@ -1,0 +1,233 @@
+"""The sessions of a service by id: how one is made, found again after a restart, and forgotten."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import anyio
+
+from inspan_core.codec import decode, encode
+from inspan_core.effects import CloseBody
+from inspan_core.errors import InspanError
+from inspan_core.events import Restarted
+from inspan_core.machine import fold, new_session
+from inspan_core.session import Phase, Session
+from inspan_core.wire import EpisodeId, SeedRequest
+from inspan_runtime.contents import Record, closed_body
+from inspan_runtime.driver import Observer, SessionDriver
+from inspan_runtime.harness_work import Activation, HarnessWork
+from inspan_runtime.journal import Journal, StoredSession
+from inspan_runtime.packing import pack_seed, to_bytes, unpack_seed
+from inspan_runtime.perform import Performer
+from inspan_runtime.restoring import restore_room, restore_work
+from inspan_runtime.room import Room, Spawn
+from inspan_runtime.service_settings import ServiceSettings
+from inspan_runtime.slots import SlotPool
+
+CLOSED_WORKDIR = "/"
+RUN_CONTENTS = ("sandbox", "runtime", "activation", "artifacts", "parsed", "receipt", "processes")
+"""What is kept for a run, and not needed once the close is answered."""
+
+WorkFactory = Callable[[SeedRequest], HarnessWork]
+
+
+class SessionTable:
+    """Holds every session of a service.
+
+    Args:
+        settings: See there.
+        spawn: Starts tasks that outlive requests.
+        make_work: Makes the harness's side of a session.
+        journal: Where sessions are kept, or None.
+        observers: Called with each transition.
+    """
+
+    def __init__(
+        self,
+        settings: ServiceSettings,
+        *,
+        spawn: Spawn,
+        make_work: WorkFactory,
+        journal: Journal | None,
+        observers: tuple[Observer, ...],
+    ) -> None:
+        self._settings = settings
+        self._spawn = spawn
+        self._make_work = make_work
+        self._journal = journal
+        self._observers = (self._follow, *observers)
+        self._slots = SlotPool(settings.concurrency)
+        self._records: dict[str, Record] = {}
+        self._by_capture_key: dict[str, str] = {}
+        self._fences: OrderedDict[str, None] = OrderedDict()
+        self._moved = anyio.Event()
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(list(self._records.values()))
+
+    def get(self, session_id: str) -> Record | None:
+        """The record of an id, or None."""
+        return self._records.get(session_id)
+
+    def holds(self, capture_key: str) -> bool:
+        """Whether a session, open or retained, was seeded for that rollout."""
+        return capture_key in self._by_capture_key
+
+    @property
+    def phases(self) -> Mapping[str, Phase]:
+        """The phase of each session, by id."""
+        return {name: record.driver.session.phase for name, record in self._records.items()}
+
+    async def moved(self) -> None:
+        """Wait for the next transition of any session."""
+        await self._moved.wait()
+
+    def add_seeded(self, seed: SeedRequest, work: HarnessWork) -> Record:
+        """Make the record of a session that is about to be seeded."""
+        name = seed.agent_session_id
+        place = self._new_place(name, seed.episode_id, seed)
+        self._keep(name, "seed", pack_seed(seed), secret=True)
+        return self._add(new_session(name, self._settings.session), place, seed, work)
+
+    def add_unseeded(self, session_id: str, episode_id: EpisodeId) -> Record:
+        """Make the record of an id that is closed although it was never seeded."""
+        place = self._new_place(session_id, episode_id, None)
+        return self._add(new_session(session_id, self._settings.session), place, None, None)
+
+    def activation(self, seed: SeedRequest, token_capture: bool, request: Mapping[str, Any]) -> Activation:
+        """The contents of an activation; its model URL carries the rollout's prefix."""
+        key = seed.episode_id.capture_key
+        segment = "/training-token-capture" if token_capture else ""
+        return Activation(
+            request=request,
+            model_base_url=f"{self._settings.model_base_url.rstrip('/')}/ng-rollout/{key}{segment}/v1",
+            model_name=self._settings.model_name,
+            model_key=self._settings.model_key(key),
+        )
+
+    def restore(self) -> None:
+        """Take over what the journal holds, and let each session order what it still owes."""
+        if self._journal is None:
+            return
+        for stored in self._journal.load():
+            session = fold(new_session(stored.name, self._settings.session), stored.events)
+            if session.phase is Phase.NEW:
+                self._journal.forget(stored.name)
+            else:
+                record = self._restored(stored, session)
+                record.driver.deliver(Restarted(at=anyio.current_time()))
+
+    def _restored(self, stored: StoredSession, session: Session) -> Record:
+        contents, seed, work = stored.contents, None, None
+        if "seed" in stored.secrets:
+            seed = unpack_seed(stored.secrets["seed"])
+            work = self._make_work(seed)
+            restore_work(work, contents)
+            if "activation" in contents:
+                kept = json.loads(contents["activation"])
+                work.activation = self.activation(seed, kept["token_capture"], kept["request"])
+        record = self._add(session, json.loads(contents["place"]), seed, work)
+        restore_room(record.room, contents)
+        if "closed" in contents:
+            record.closed_body = json.loads(contents["closed"])
+        if session.phase is Phase.FENCED:
+            self._fences[stored.name] = None
+        return record
+
+    def _new_place(
+        self, session_id: str, episode_id: EpisodeId, seed: SeedRequest | None
+    ) -> Mapping[str, Any]:
+        if seed is not None and seed.sandbox_access is not None:
+            workdir = seed.sandbox_access.workdir
+        else:
+            workdir = CLOSED_WORKDIR if self._settings.owned is None else self._settings.owned.spec.workdir
+        folder = f"{self._settings.session_dir_root}/{uuid.uuid4().hex}"
+        place = {"session_dir": folder, "workdir": workdir, "episode_id": encode(episode_id)}
+        self._keep(session_id, "place", to_bytes(place))
+        return place
+
+    def _add(
+        self, session: Session, place: Mapping[str, Any], seed: SeedRequest | None, work: HarnessWork | None
+    ) -> Record:
+        room = Room(
+            session_dir=place["session_dir"],
+            workdir=place["workdir"],
+            keep=partial(self._keep, session.name),
+        )
+        performer = Performer(
+            work if work is not None else _NoWork(),
+            room,
+            spawn=self._spawn,
+            slots=self._slots,
+            supervision=self._settings.supervision,
+        )
+        driver = SessionDriver(
+            session, performer, spawn=self._spawn, journal=self._journal, observers=self._observers
+        )
+        record = Record(
+            seed=seed,
+            driver=driver,
+            work=work,
+            room=room,
+            episode_id=decode(EpisodeId, place["episode_id"]),
+        )
+        self._records[session.name] = record
+        if seed is not None:
+            self._by_capture_key[seed.episode_id.capture_key] = session.name
+        return record
+
+    def _keep(self, session_id: str, name: str, value: bytes | None, *, secret: bool = False) -> None:
+        if self._journal is not None:
+            self._journal.keep(session_id, name, value, secret=secret)
+
+    def _follow(self, transition: Mapping[str, Any]) -> None:
+        """Retain what a close leaves, drop what is back at NEW, and bound the fences of ids never seeded."""
+        moved, self._moved = self._moved, anyio.Event()
+        moved.set()
+        session_id, phase = transition["session"], transition["phase"]
+        if phase == transition["before"]:
+            return
+        if phase == Phase.FENCED.name:
+            self._fences[session_id] = None
+            if len(self._fences) > self._settings.fence_limit:
+                self._drop(self._fences.popitem(last=False)[0])
+        elif phase == Phase.CLOSED.name:
+            self._retain(session_id)
+        elif phase == Phase.NEW.name:
+            self._fences.pop(session_id, None)
+            self._drop(session_id)
+
+    def _retain(self, session_id: str) -> None:
+        record = self._records[session_id]
+        answer = record.driver.session.close_answer
+        if answer is not None and isinstance(answer.body, CloseBody):
+            record.closed_body = closed_body(session_id, record, answer.body)
+            self._keep(session_id, "closed", to_bytes(record.closed_body))
+        for name in RUN_CONTENTS:
+            self._keep(session_id, name, None)
+        if record.work is not None and not self._settings.retains_artifacts:
+            record.work.forget_run()
+
+    def _drop(self, session_id: str) -> None:
+        record = self._records.pop(session_id, None)
+        if record is None:
+            return
+        record.driver.stop_timer()
+        if self._journal is not None:
+            self._journal.forget(session_id)
+        if record.seed is not None:
+            key = record.seed.episode_id.capture_key
+            if self._by_capture_key.get(key) == session_id:
+                del self._by_capture_key[key]
+
+
+class _NoWork:
+    """Stands in for the work of an id that was never seeded: the machine orders nothing there."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise InspanError(f"{name} was ordered for a session that was never seeded")
