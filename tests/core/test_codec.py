@@ -250,7 +250,9 @@ def test_an_activation_that_spells_out_the_defaults_is_the_same():
     def digest(**body):
         return normalised_digest(decode(ResponsesRequest, body))
 
-    spelt = digest(input="hi", tools=[], tool_choice="auto", parallel_tool_calls=True, user=None)
+    spelt = digest(
+        input="hi", tools=[], tool_choice="auto", parallel_tool_calls=True, stream=False, user=None
+    )
     assert digest(input="hi") == spelt
     assert digest(input="ho") != spelt
     assert digest(input="hi", temperature=0.5) != spelt

@@ -183,7 +183,12 @@ class ResponsesRequest:
     raw: Mapping[str, Any] = field(factory=dict, eq=False, repr=False)
 
 
-REQUEST_DEFAULTS: Mapping[str, Any] = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
+REQUEST_DEFAULTS: Mapping[str, Any] = {
+    "parallel_tool_calls": True,
+    "stream": False,
+    "tool_choice": "auto",
+    "tools": [],
+}
 """What a Responses request means where it does not say so: two such bodies are the same activation."""
 
 

@@ -82,3 +82,4 @@ async def test_unknown_paths_and_methods_are_answered_in_json(agent):
             answer = await server.client.request(method, path)
             assert (answer.status_code, type(answer.json()["detail"])) == (status, str), path
             assert COOKIE_NAME in answer.cookies
+            assert ("allow" in answer.headers) == (status == 405)

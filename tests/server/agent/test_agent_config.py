@@ -1,5 +1,7 @@
 """The configuration: what is taken, and what an error names."""
 
+from pathlib import Path
+
 import pytest
 
 import inspan_echo
@@ -77,6 +79,12 @@ def test_an_error_names_the_key_the_value_and_what_was_expected(changes, message
         parse_config({**LEAST, **changes}, name="agent.yaml")
     assert str(caught.value).startswith("agent.yaml: ")
     assert "too short" not in str(caught.value)
+
+
+def test_the_example_is_a_configuration():
+    config = read_config(Path(__file__).parents[3] / "examples" / "agent.yaml")
+    assert (config.harness, config.sandbox_provider) == ("pi", "box")
+    assert config.sandbox_providers["box"]["kind"] == "bubblewrap"
 
 
 @pytest.mark.parametrize(

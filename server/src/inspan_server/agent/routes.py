@@ -113,7 +113,9 @@ class AgentRoutes:
 async def on_http_error(request: Request, error: Exception) -> Response:
     """The answer to an unknown path or method."""
     assert isinstance(error, HTTPException)
-    return JsonResponse(error.status_code, {"detail": error.detail})
+    answer = JsonResponse(error.status_code, {"detail": error.detail})
+    answer.headers.update(error.headers or {})
+    return answer
 
 
 def _fenced(handler: Handler) -> Handler:
