@@ -480,6 +480,9 @@ class Run:
         receipt = {"cleanup_confirmed": confirmed, "return_code": code, "error": self.error,
                    "timed_out": self.timed_out}  # fmt: skip
         write_durably(self.directory, "cleanup.json", receipt)
+        fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
+        os.fsync(fd)  # Both names, durably.
+        os.close(fd)
         if code is None or not confirmed:
             return REFUSED
         return code if code >= 0 else 128 - code
@@ -530,9 +533,6 @@ def write_durably(directory: str, name: str, value: object) -> None:
     except OSError:
         attempt(OSError, os.unlink, draft)
         raise
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    os.fsync(fd)
-    os.close(fd)
 
 
 def complain(text: str) -> None:
