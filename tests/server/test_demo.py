@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 PR_SET_CHILD_SUBREAPER = 36
-LIMIT_S = 100
+LIMIT_S = 40
 COMMAND = [
     sys.executable,
     "-c",
@@ -79,15 +79,30 @@ class Machine:
         process = self.start(*arguments, **env)
         try:
             out, err = process.communicate(timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            out, err = process.communicate(timeout=LIMIT_S / 4)
+            pytest.fail(f"it did not end within {LIMIT_S} s: {out}{err}")
         finally:
             process.kill()
         return process.returncode, out, err
+
+    def ours(self):
+        return [child for child in children_of(os.getpid()) if child[0] not in self.before]
+
+    def end_everything(self):
+        """After a failure: nothing that a test started may trouble the next one."""
+        deadline = time.monotonic() + 10
+        while (ours := self.ours()) and time.monotonic() < deadline:
+            for pid, *_ in ours:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
 
     def leftovers(self):
         """Processes, mounts and files that should not be there; processes get a moment to be reaped."""
         deadline = time.monotonic() + 10
         while True:
-            alive = [child for child in children_of(os.getpid()) if child[0] not in self.before]
+            alive = self.ours()
             for pid, _, state in alive:
                 if state == "Z":
                     os.waitpid(pid, os.WNOHANG)
@@ -109,7 +124,7 @@ class Machine:
         return [*alive, *mounts, *files, *states]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def subreaper():
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     assert prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
@@ -118,10 +133,12 @@ def subreaper():
 
 
 @pytest.fixture
-def machine():
+def machine(subreaper):
     # Not pytest's own folder: its long names would not leave room for the address of a socket.
     root = Path(tempfile.mkdtemp(prefix="demo-test-"))
-    yield Machine(root)
+    machine = Machine(root)
+    yield machine
+    machine.end_everything()
     shutil.rmtree(root)
 
 

@@ -13,12 +13,12 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import anyio
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from inspan_core.harness import HarnessSpec
 from inspan_core.hookspecs import hookimpl
@@ -26,6 +26,7 @@ from inspan_core.plugins import Plugins, load_plugins
 from inspan_core.sandbox import Sandbox
 from inspan_core.wire import EpisodeId
 from inspan_runtime.providers import builtin
+from inspan_runtime.service import SessionEvidence
 from inspan_server.cli import report
 from inspan_server.cli.demo_result import put_together
 from inspan_server.cli.demo_servers import DemoPlan, DemoServers, WatchedProvider, demo_servers, run_request
@@ -59,13 +60,15 @@ class DemoOptions:
 
 @define
 class _Observer:
-    """A plugin that shows the Agent Server's transitions to the timeline."""
+    """A plugin that shows the Agent Server's transitions to the demonstration."""
 
     timeline: Timeline
+    on_session: Callable[[str], None] = lambda session_id: None
 
     @hookimpl
     def inspan_observe(self, transition: Mapping[str, Any]) -> None:
         self.timeline.on_transition(transition)
+        self.on_session(transition["session"])
 
 
 def run_demo(options: DemoOptions) -> int:
@@ -83,7 +86,8 @@ def run_demo(options: DemoOptions) -> int:
     screen = _Screen(options.as_json)
     timeline = Timeline(time.monotonic, screen.on_entry)
     screen.timeline = timeline
-    plugins = load_plugins([builtin, _Observer(timeline)])
+    observer = _Observer(timeline)
+    plugins = load_plugins([builtin, observer])
     harness = plugins.harness(options.harness).spec
     provider = WatchedProvider(plugins.provider_factory(options.sandbox)({}))
     folder = RunFolder.make(options.run_dir)
@@ -96,6 +100,7 @@ def run_demo(options: DemoOptions) -> int:
         screen=screen,
         timeline=timeline,
     )
+    observer.on_session = demo.remember
     with _logging_to(folder):
         return anyio.run(demo.run)
 
@@ -112,6 +117,7 @@ class _Demo:
     episode_id: EpisodeId = field(factory=lambda: episode_id_of(secrets.token_hex(4)))
     capture: Capture = field(init=False)
     servers: DemoServers | None = field(default=None, init=False)
+    evidence: SessionEvidence | None = field(default=None, init=False)
     answer: Mapping[str, Any] = field(factory=dict, init=False)
     signal_number: int | None = field(default=None, init=False)
 
@@ -131,6 +137,19 @@ class _Demo:
                     await self._episode(scratch)
                 tasks.cancel_scope.cancel()
             return self._finish()
+
+    def remember(self, session_id: str) -> None:
+        """Keep the session's evidence: the server lets go of it when the close is answered."""
+        now = None if self.servers is None else self.servers.service.evidence(session_id)
+        before = self.evidence
+        if now is not None and before is not None:
+            now = evolve(
+                now,
+                receipt=now.receipt or before.receipt,
+                processes=now.processes or before.processes,
+                artifacts=now.artifacts if now.artifacts.files else before.artifacts,
+            )
+        self.evidence = now or before
 
     async def _heed(self, signals: AsyncIterator[signal.Signals], scope: anyio.CancelScope) -> None:
         async for number in signals:
@@ -186,7 +205,7 @@ class _Demo:
     def _finish(self) -> int:
         """Write the records, show the result, and say how it went."""
         answer = self.answer or _failed("interrupted")
-        evidence = None if self.servers is None else self.servers.evidence()
+        evidence = self.evidence
         result = put_together(
             harness=self.harness,
             provider=self.options.sandbox,

@@ -20,7 +20,7 @@ from inspan_core.wire import EpisodeId
 from inspan_runtime.providers.environment import PATH
 from inspan_runtime.providers.interpreter import own_interpreter
 from inspan_runtime.providers.spec_checks import OWN_FOLDER
-from inspan_runtime.service import AgentService, SessionEvidence
+from inspan_runtime.service import AgentService
 from inspan_server.agent.app import create_app
 from inspan_server.agent.config import parse_config
 from inspan_server.cli.timeline import Timeline
@@ -98,12 +98,6 @@ class DemoServers:
 
     environment_url: str
     service: AgentService
-
-    def evidence(self) -> SessionEvidence | None:
-        """What is kept of the one session, or None when none was seeded."""
-        for session_id in self.service.phases:
-            return self.service.evidence(session_id)
-        return None
 
 
 def run_request(episode_id: EpisodeId) -> dict[str, Any]:
