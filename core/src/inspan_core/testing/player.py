@@ -3,7 +3,24 @@
 from typing import Any
 
 from inspan_core.effects import Effect, Order, Reply, StartTimer
-from inspan_core.events import ActivateRequested, CloseRequested, Cookie, Event, Path, SeedRequested
+from inspan_core.events import (
+    ActivateRequested,
+    CloseRequested,
+    Collected,
+    CollectResult,
+    Cookie,
+    Event,
+    ExecReturned,
+    Installed,
+    Outcome,
+    Parsed,
+    Path,
+    SandboxReady,
+    SeedRequested,
+    SlotGranted,
+    Staged,
+    TerminationConfirmed,
+)
 from inspan_core.machine import new_session, step
 from inspan_core.session import Session, Settings
 
@@ -97,3 +114,39 @@ class Player:
     def _client(self) -> int:
         self._waiters += 1
         return self._waiters
+
+    def confirm(self, *, return_code: int = 0) -> None:
+        """Answer with a positive receipt."""
+        self.answer(TerminationConfirmed, return_code=return_code, timed_out=False, error=None)
+
+    def collect_and_parse(self, outcome: Outcome = Outcome.COMPLETED, detail: str | None = None) -> None:
+        """Answer the collection well, and the parsing with this outcome."""
+        self.answer(Collected, result=CollectResult.OK, detail=None)
+        self.answer(Parsed, outcome=outcome, detail=detail)
+
+
+def ready(*, owned: bool = False, settings: Settings | None = None) -> Player:
+    """Play a session to READY; its seed is waiter 1."""
+    player = Player(settings=settings)
+    player.seed(owned=owned)
+    player.answer(SandboxReady)
+    player.answer(Installed)
+    return player
+
+
+def running(*, owned: bool = False, settings: Settings | None = None) -> Player:
+    """Play a session until its harness is launched; its activation is waiter 2."""
+    player = ready(owned=owned, settings=settings)
+    player.activate()
+    player.answer(SlotGranted)
+    player.answer(Staged)
+    return player
+
+
+def finished(*, owned: bool = False, settings: Settings | None = None) -> Player:
+    """Play a session to FINISHED, with a result that may be graded."""
+    player = running(owned=owned, settings=settings)
+    player.answer(ExecReturned, exit_code=0)
+    player.confirm()
+    player.collect_and_parse()
+    return player
