@@ -61,15 +61,22 @@ class Call:
             parts += await self.exactly(size)
         return bytes(parts)
 
+    async def end(self) -> None:
+        """Wait until the other side is gone."""
+        try:
+            while True:
+                await self._receive()
+        except (anyio.EndOfStream, anyio.BrokenResourceError):
+            pass
+
     async def hang_up(self) -> None:
         """Say that the operation is given up, and wait until what it started is dead."""
         with anyio.move_on_after(KILL_WAIT_S, shield=True):
             try:
                 await self._stream.send_eof()
-                while True:
-                    await self._stream.receive(RECEIVE_BYTES)
-            except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+            except OSError:
                 pass
+            await self.end()
 
     async def _receive(self) -> bytes:
         return await self._stream.receive(RECEIVE_BYTES)

@@ -133,7 +133,9 @@ class BubblewrapProvider:
         if is_writable:
             root = bwrap_command.mapped_ids() + bwrap_command.writable_root("space/merged")
         else:
-            root = bwrap_command.own_id() + bwrap_command.read_only_root([*targets, spec.workdir])
+            root = bwrap_command.own_id() + bwrap_command.read_only_root(
+                self._view(), [*targets, spec.workdir]
+            )
         return [
             "bwrap",
             *bwrap_command.isolation(sandbox_id),
@@ -150,8 +152,11 @@ class BubblewrapProvider:
             "--",
         ]
 
+    def _view(self) -> HostView:
+        return view_of_host((*self._hide, str(self._kept.runtime_dir)))
+
     def _root_orders(self, spec: SandboxSpec) -> dict[str, Any]:
-        view = view_of_host((*self._hide, str(self._kept.runtime_dir))) if spec.root == "host" else WHOLE
+        view = self._view() if spec.root == "host" else WHOLE
         size = b"" if self._space_limit_mib is None else b"%dm" % self._space_limit_mib
         return {
             "lower": b"/" if spec.root == "host" else os.fsencode(os.path.realpath(spec.root)),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from inspan_core.errors import SandboxCreateError
 from inspan_core.sandbox import Mount
-from inspan_runtime.providers.host_root import EMPTY, SHOWN
+from inspan_runtime.providers.host_root import SHOWN, HostView
 
 # What a process needs to be root over its own files and users, and to bind low ports; nothing over the kernel.
 CAPABILITIES = (
@@ -21,9 +21,9 @@ CAPABILITIES = (
     "CAP_SETPCAP",
     "CAP_NET_BIND_SERVICE",
 )
-# Kernel interfaces that a user id 0 may read or write without a capability.
-COVERED_PROC_FILES = ("kcore", "keys", "kmsg", "timer_list", "sched_debug", "latency_stats", "sysrq-trigger")
-COVERED_PROC_FOLDERS = ("acpi", "asound", "scsi")
+# What would show the host's secrets to a user id 0, without any capability.
+HIDDEN_PROC_FILES = ("kcore", "keys", "kmsg", "timer_list", "sched_debug", "latency_stats")
+HIDDEN_PROC_FOLDERS = ("acpi", "asound", "scsi")
 SPLIT_LIMIT = 256
 
 
@@ -51,13 +51,22 @@ def kernel_file_systems() -> list[str]:
     """Return fresh /proc, /dev, /sys, /run and /tmp; /proc without what would show or change the host."""
     made = ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/dev/shm", "--tmpfs", "/sys"]
     made += ["--tmpfs", "/run", "--perms", "1777", "--tmpfs", "/tmp"]
-    for name in COVERED_PROC_FILES:
-        if os.path.exists(f"/proc/{name}"):
-            made += ["--ro-bind", "/dev/null", f"/proc/{name}"]
-    for name in COVERED_PROC_FOLDERS:
-        if os.path.isdir(f"/proc/{name}"):
-            made += ["--tmpfs", f"/proc/{name}", "--remount-ro", f"/proc/{name}"]
+    for entry in sorted(os.scandir("/proc"), key=lambda entry: entry.name):
+        if not entry.name.isdigit() and not entry.is_symlink():
+            made += _covered(entry)
     return made
+
+
+def _covered(entry: os.DirEntry[str]) -> list[str]:
+    # The kernel lets user id 0 of the host, which is the sandbox's, write to /proc/sys and others by
+    # their mode alone; bubblewrap covers only some of them, and only sometimes.
+    if entry.name in HIDDEN_PROC_FILES:
+        return ["--ro-bind", "/dev/null", entry.path]
+    if entry.name in HIDDEN_PROC_FOLDERS:
+        return ["--tmpfs", entry.path, "--remount-ro", entry.path]
+    if entry.is_dir() or entry.stat().st_mode & 0o222:
+        return ["--ro-bind", entry.path, entry.path]
+    return []
 
 
 def writable_root(merged: str) -> list[str]:
@@ -65,10 +74,11 @@ def writable_root(merged: str) -> list[str]:
     return ["--bind", merged, "/"]
 
 
-def read_only_root(needed: Sequence[str]) -> list[str]:
+def read_only_root(view: HostView, needed: Sequence[str]) -> list[str]:
     """Return the host's shown folders read-only, with room for paths that do not exist there.
 
     Args:
+        view: What of it is hidden.
         needed: Absolute paths that something will be mounted at.
     """
     made: list[str] = []
@@ -78,15 +88,18 @@ def read_only_root(needed: Sequence[str]) -> list[str]:
             made += ["--symlink", os.readlink(path), path]
         elif os.path.isdir(path):
             made += ["--ro-bind", path, path]
-    for path, mode in EMPTY:
-        if os.path.isdir(f"/{path}") or path == "root":
-            made += ["--perms", f"{mode:04o}", "--tmpfs", f"/{path}"]
+    for path, mode in view.empty:
+        made += ["--perms", f"{mode:04o}", "--tmpfs", f"/{path}"]
     split: set[str] = set()
     for path in needed:
         if path.split("/")[1] in SHOWN and not os.path.exists(path):
             split.add(_existing_ancestor(path))
     for folder in sorted(split):
         made += _split(folder)
+    for path in [*view.hidden, *(path for path, _, _ in view.files)]:
+        if path.split("/")[0] in SHOWN:
+            is_folder = os.path.isdir(f"/{path}")
+            made += ["--tmpfs", f"/{path}"] if is_folder else ["--ro-bind", "/dev/null", f"/{path}"]
     return made
 
 

@@ -13,8 +13,9 @@ from collections.abc import Iterator, Sequence
 from attrs import frozen
 
 SHOWN = ("bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr", "etc", "opt", "var", "nix")
+HOME = "root"
 EMPTY = (
-    ("root", 0o700),
+    (HOME, 0o700),
     ("home", 0o755),
     ("mnt", 0o755),
     ("media", 0o755),
@@ -65,7 +66,7 @@ def view_of_host(also_hidden: Sequence[str] = (), root: str = "/") -> HostView:
         also_hidden: Absolute paths that are hidden as well.
         root: Another root to look at, for tests.
     """
-    empty = [(path, mode) for path, mode in EMPTY if os.path.isdir(os.path.join(root, path))]
+    empty = [one for one in EMPTY if one[0] == HOME or os.path.isdir(os.path.join(root, one[0]))]
     empty_paths = [path for path, _ in empty]
     hidden = [
         name for name in os.listdir(root) if name not in SHOWN and name not in empty_paths and not _made(name)

@@ -169,7 +169,8 @@ async def stop_kept(state: Path, sandbox_id: str) -> None:
             state, "control.sock", what=f"stop of {sandbox_id}", timeout_s=STOP_LIMIT_S
         ) as call:
             await call.send([b"stop"])
-            await call.fields()
+            if await call.fields() == [b"ok"]:
+                await call.end()
     except (SandboxGone, SandboxTransportError):
         pass  # The lock tells whether the keeper lives; a connection cannot.
     with anyio.move_on_after(STOP_LIMIT_S):

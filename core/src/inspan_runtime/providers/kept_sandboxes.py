@@ -94,7 +94,7 @@ class KeptSandboxes:
             KeeperRefused: It could not be started; nothing of it is left.
             SandboxCreateError: Likewise, or not within `timeout_s`.
         """
-        sandbox_id = state_folder.sandbox_id_of(key)
+        sandbox_id = state_folder.sandbox_id_of(self.runtime_dir / self.kind, key)
         try:
             with anyio.fail_after(timeout_s):
                 return await self._create(plan, spec, key, sandbox_id)
@@ -183,7 +183,7 @@ class KeptSandboxes:
 
     async def stop(self, key: str, *, timeout_s: float) -> None:
         """See `inspan_core.sandbox.SandboxProvider.stop`."""
-        sandbox_id = state_folder.sandbox_id_of(key)
+        sandbox_id = state_folder.sandbox_id_of(self.runtime_dir / self.kind, key)
         state = self.runtime_dir / self.kind / sandbox_id
         try:
             with anyio.fail_after(timeout_s):

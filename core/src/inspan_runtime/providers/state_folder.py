@@ -31,9 +31,10 @@ def default_runtime_dir() -> Path:
     return Path(given, "inspan") if given else Path(f"/tmp/inspan-{os.getuid()}")
 
 
-def sandbox_id_of(key: str) -> str:
-    """Return the one name that a key's sandbox has."""
-    return "inspan-" + hashlib.sha256(key.encode()).hexdigest()[:16]
+def sandbox_id_of(folder: Path, key: str) -> str:
+    """Return the one name that a key's sandbox has in a folder; no other folder's has it."""
+    name = os.fsencode(folder) + b"\0" + key.encode()
+    return "inspan-" + hashlib.sha256(name).hexdigest()[:16]
 
 
 def prepare_folder(path: Path) -> Path:

@@ -15,6 +15,7 @@ from inspan_runtime.providers.exec_agent.descendants import descendants_of
 from inspan_runtime.providers.exec_agent.loop import Loop
 
 LISTEN_FD = 4
+FOREIGN_FDS_END = 256  # What launched the agent may have left it descriptors; they are few, and low.
 SHUTDOWN_LIMIT_S = 5.0
 PR_SET_DUMPABLE = 4
 PR_SET_NAME = 15
@@ -75,6 +76,7 @@ def main(control_fd, orders):
     """
     for fd in (control_fd, LISTEN_FD):
         os.set_inheritable(fd, False)
+    os.closerange(max(control_fd, LISTEN_FD) + 1, FOREIGN_FDS_END)
     os.chdir("/")
     os.umask(0o022)
     control = _socket.socket(fileno=control_fd)

@@ -13,7 +13,7 @@ from inspan_runtime.providers.exec_agent.descendants import descendants_of
 from inspan_runtime.providers.exec_agent.frames import decode, encode
 from inspan_runtime.providers.exec_agent.loop import Loop
 from inspan_runtime.providers.keeper.forwards import open_forward
-from inspan_runtime.providers.keeper.host import adopt_orphans, unmount
+from inspan_runtime.providers.keeper.host import adopt_orphans, leave_session_keyring, unmount
 from inspan_runtime.providers.keeper.launch import (
     MERGED,
     SPACE,
@@ -55,6 +55,7 @@ def main(server_fd, orders):
             keeper.start(server)
         except (LaunchError, OSError) as error:
             kind, message = error.args if isinstance(error, LaunchError) else ("create", str(error))
+            message = ": ".join(filter(None, (message, _log())))
             keeper.end()
             server.send(("E%s:%s" % (kind, message)).encode("utf-8", "replace"))
             return
@@ -78,6 +79,7 @@ class Keeper:
         ttl_s = orders["ttl_s"]
         self._expires = None if ttl_s is None else time.monotonic() + ttl_s
         adopt_orphans()
+        leave_session_keyring()
 
     def start(self, server):
         """Make the root and the agent, and wait until the agent answers; the creator may give up meanwhile."""
@@ -116,14 +118,14 @@ class Keeper:
         if server.fileno() in ready:
             raise LaunchError("create", "given up by its creator")
         if not ready:
-            raise LaunchError("create", "the agent did not start within %g s; %s" % (START_LIMIT_S, _log()))
+            raise LaunchError("create", "the agent did not start within %g s" % START_LIMIT_S)
         try:
             space = _socket.CMSG_SPACE(4 * len(self._orders["reach"]) + 4)
             data, ancillary, _, _ = self._agent.recvmsg(4096, space)
         except ConnectionResetError:  # It ended with orders unread.
             data, ancillary = b"", []
         if not data.startswith(b"R"):
-            raise LaunchError("create", data[1:].decode("utf-8", "replace") or _log())
+            raise LaunchError("create", data[1:].decode("utf-8", "replace") or "the agent did not start")
         numbers = [fd for _, _, raw in ancillary for (fd,) in struct.iter_unpack("i", raw)]
         for fd, address in zip(numbers, self._orders["reach"]):
             os.set_inheritable(fd, False)
@@ -187,7 +189,9 @@ class Keeper:
                 stops = frame[0] == [b"stop"]
                 self._dead = self._dead or (stops and self.end())
                 sock.send(encode([b"alive" if stops and not self._dead else b"ok"]))
-            if frame is not None or not data:
+            if self._dead:
+                sock.detach()  # Closed by the keeper's end, which the client waits for.
+            elif frame is not None or not data:
                 self._loop.close(sock.detach())
 
         self._loop.watch(fd, select.EPOLLIN, on_data)
@@ -266,4 +270,4 @@ def kill_all(pids):
 def _log():
     with open("log", "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - LOG_LIMIT_BYTES))
-        return file.read().decode("utf-8", "replace").strip() or "the agent ended without a word"
+        return file.read().decode("utf-8", "replace").strip()
