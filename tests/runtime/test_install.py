@@ -218,3 +218,19 @@ async def test_a_cancelled_installation_leaves_nothing(installer, tmp_path):
                 await anyio.sleep(0.01)
         tasks.cancel_scope.cancel()
     assert leftovers(tmp_path / "runtimes") == []
+
+
+async def test_what_killed_installations_left_is_swept_and_what_runs_now_is_not(installer, tmp_path):
+    await installer.target()
+    root = tmp_path / "runtimes"
+    old, young = root / ("." + "a" * 32), root / ("." + "b" * 32)
+    for folder in (old, young):
+        (folder / "bin").mkdir(parents=True)
+    os.utime(old, (1, 1))
+    (root / f".{'c' * 32}.tar").write_text("x")
+    os.utime(root / f".{'c' * 32}.tar", (1, 1))
+    (root / "somebody-elses").mkdir()
+    os.utime(root / "somebody-elses", (1, 1))
+    build, _ = recipe()
+    await install(installer, build)
+    assert leftovers(root) == [young.name, "somebody-elses"]

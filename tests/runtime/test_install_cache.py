@@ -118,6 +118,7 @@ async def test_a_corrupted_archive_is_built_again_once(tmp_path, harm):
     elif harm == "record malformed":
         record.write_text("{")
     else:
+        (tmp_path / path.name).write_bytes(path.read_bytes())
         record.write_text(f'{{"archive": "../../{path.name}", "sha256": "{archive.sha256}"}}')
     again = await cache.archive(KEY, build)
     assert again.sha256 == archive.sha256 == sha256_of(Path(again.path))

@@ -47,15 +47,26 @@ class SandboxInstaller:
         cache: The host's archives.
         workdir: The task's folder inside; runtimes never go there.
         roots: Candidate folders for runtimes inside, best first; all absolute.
+        pythons: Candidate interpreters inside, best first; by default the one that the provider's
+            descriptor names as ``python``, then the usual places.
     """
 
     def __init__(
-        self, sandbox: Sandbox, cache: RuntimeCache, *, workdir: str, roots: Sequence[str] = DEFAULT_ROOTS
+        self,
+        sandbox: Sandbox,
+        cache: RuntimeCache,
+        *,
+        workdir: str,
+        roots: Sequence[str] = DEFAULT_ROOTS,
+        pythons: Sequence[str] | None = None,
     ) -> None:
         self._sandbox = sandbox
         self._cache = cache
         self._workdir = workdir
         self._roots = tuple(roots)
+        named = sandbox.descriptor.get("python")
+        usual = (named, *PYTHON_CANDIDATES) if isinstance(named, str) else PYTHON_CANDIDATES
+        self._pythons = usual if pythons is None else tuple(pythons)
         self._probe: Probe | None = None
         self._lock = anyio.Lock()
 
@@ -124,10 +135,8 @@ class SandboxInstaller:
     async def _probed(self) -> Probe:
         async with self._lock:
             if self._probe is None:
-                named = self._sandbox.descriptor.get("python")
-                pythons = (named, *PYTHON_CANDIDATES) if isinstance(named, str) else PYTHON_CANDIDATES
                 result = await self._sandbox.exec(
-                    ["sh", "-c", probe_script(self._roots, self._workdir, pythons)],
+                    ["sh", "-c", probe_script(self._roots, self._workdir, self._pythons)],
                     timeout_s=PROBE_TIMEOUT_S,
                     cwd="/",
                     output_limit_bytes=64 * 1024,

@@ -7,17 +7,22 @@ object on argv[1] says what to do, one JSON object on stdout says what came of i
 import fcntl
 import json
 import os
+import re
 import shutil
 import sys
 import tarfile
+import time
 from typing import Any, Dict, Optional
 
 MARKER = ".inspan-ready"
+# Older private folders belong to installations that died: none takes so long.
+STALE_S = 3600.0
 
 
 def unpack(order: Dict[str, Any]) -> Dict[str, Any]:
     """Unpack the archive at `archive` into the new folder `private`, then delete the archive."""
     private = order["private"]
+    sweep(os.path.dirname(private))
     os.mkdir(private, 0o755)
     try:
         with tarfile.open(order["archive"], "r:") as archive:
@@ -29,6 +34,23 @@ def unpack(order: Dict[str, Any]) -> Dict[str, Any]:
     finally:
         os.unlink(order["archive"])
     return {}
+
+
+def sweep(root: str) -> None:
+    """Remove what installations left that were killed."""
+    for name in os.listdir(root):
+        path = os.path.join(root, name)
+        if not re.fullmatch(r"\.[0-9a-f]{32}(\.tar|\.old)?", name) or os.path.islink(path):
+            continue
+        try:
+            if time.time() - os.lstat(path).st_mtime < STALE_S:
+                continue
+            if os.path.isdir(path):
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                os.unlink(path)
+        except FileNotFoundError:
+            continue
 
 
 def put(archive: tarfile.TarFile, member: tarfile.TarInfo, target: str) -> None:

@@ -172,6 +172,35 @@ def test_without_the_shims_copy_malformed_arguments_come_from_pis_error(run_of, 
     assert [item["arguments"] for item in calls] == ['{"command": "a', "[]", "null"]
 
 
+def test_arguments_keep_the_models_own_spelling(run_of, events_of):
+    written = '{"command" :"printf hi > out.txt"  }'
+    lines = [json.loads(line) for line in events_of("two_tools").split(b"\n") if line]
+    record = next(line for line in lines if "raw_arguments" in line)
+    record["raw_arguments"] = {"1": written}
+    data = b"\n".join(json.dumps(line).encode() for line in lines)
+    parsed = parse(run_of("two_tools", events__jsonl=data))
+    assert parsed.response["output"][1] == call(1, "call_1", written)
+
+
+def test_a_clock_that_was_set_back_leaves_only_pis_own_duration(run_of, events_of):
+    lines = [json.loads(line) for line in events_of("tool_failure").split(b"\n") if line]
+    for line in lines:
+        if line["event"]["type"] == "tool_execution_end":
+            line["at"] = 1.0
+    data = b"\n".join(json.dumps(line).encode() for line in lines)
+    tool = parse(run_of("tool_failure", events__jsonl=data)).observations.records[1]
+    assert (tool.started_at, tool.completed_at) == (None, None)
+    assert tool.duration_ms is not None and tool.duration_ms >= 0
+
+
+def test_a_run_that_ended_before_the_repetition_keeps_the_failed_answer(run_of, events_of):
+    events = events_of("dropped_stream")
+    cut = events[: events.index(b"\n", events.index(b"auto_retry_start")) + 1]
+    parsed = parse(run_of("dropped_stream", return_code=143, timed_out=True, events__jsonl=cut))
+    assert parsed.outcome is Outcome.INCOMPLETE
+    assert parsed.response["output"] == [message(0, "Half a sen", "incomplete")]
+
+
 def test_a_tool_that_does_not_exist_is_a_failed_call(run_of):
     parsed = parse(run_of("unknown_tool"))
     assert parsed.outcome is Outcome.COMPLETED

@@ -264,7 +264,8 @@ async def test_a_refused_key_is_a_422_with_the_servers_words(episode):
 
 async def test_the_files_that_hold_the_key_are_private_and_it_is_in_no_environment(episode):
     look = (
-        "env; for p in /proc/[0-9]*/environ /proc/[0-9]*/cmdline; do cat $p 2>/dev/null; done | tr '\\0' '\\n'; "
+        "env; for p in /proc/[0-9]*/environ /proc/[0-9]*/cmdline; do cat $p 2>/dev/null; done"
+        " | tr '\\0' '\\n'; "
         'echo; stat -c \'%a %n\' "$PI_CODING_AGENT_DIR"/models.json; ls "$PI_CODING_AGENT_DIR/.."'
     )
     script = [{"calls": [{"id": "c", "name": "bash", "args": json.dumps({"command": look})}]}, {"text": "ok"}]

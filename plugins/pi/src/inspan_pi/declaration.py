@@ -19,7 +19,7 @@ HARNESS = HarnessSpec(
     name="pi",
     version=PI_VERSION,
     model_api="chat_completions",
-    level=4,
+    level=2,
     request_fields={
         "input": "applied",
         "instructions": "applied",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 from functools import cache
 from importlib import resources
@@ -44,6 +45,8 @@ OLDEST_GLIBC = (2, 28)
 # Packages that the bundle loads by name: images in tool results, and sandboxed scripts.
 KEPT_PACKAGES = (PACKAGE, "node_modules/@silvia-odwyer/photon-node", "node_modules/quickjs-wasi")
 NPM_TIMEOUT_S = 600.0
+# What loaders say when a program cannot run on a system: no retry helps.
+UNFIT = re.compile(r"error while loading shared libraries|Error loading shared|Exec format|version `GLIBC")
 
 HEALTH = (
     # Without a folder of its own, even `--version` would make ~/.pi.
@@ -73,7 +76,16 @@ async def install(installer: Installer) -> dict[str, str]:
     prefix = installer.prefix(key)
     if not await installer.healthy(prefix, health=HEALTH, expect=PI_VERSION):
         archive = await installer.archive(key, lambda folder: build(folder, key))
-        prefix = await installer.publish(key, archive, health=HEALTH, expect=PI_VERSION)
+        try:
+            prefix = await installer.publish(key, archive, health=HEALTH, expect=PI_VERSION)
+        except InstallError as error:
+            if error.exit_code in (126, 127) or UNFIT.search(error.output):
+                raise UnsupportedTarget(
+                    f"Node {NODE_VERSION} does not run in this sandbox ({target.arch} {target.libc} "
+                    f"{target.libc_version}): {error.output.strip()[-500:]}; supported: glibc >= 2.28 or "
+                    "musl >= 1.2.5, each with libstdc++"
+                ) from error
+            raise
     return {"prefix": prefix, "python": target.python, "pi": PI_VERSION, "node": NODE_VERSION}
 
 

@@ -50,7 +50,7 @@ def was_answered(answer: Message) -> bool:
 
 def _counts(answer: Message) -> dict[str, int] | None:
     usage = answer.body.get("usage")
-    if not isinstance(usage, Mapping) or "reasoning" not in usage:
+    if not isinstance(usage, Mapping):
         return None
     counts = {}
     for key in (*_KEYS, "reasoning"):
