@@ -2,8 +2,8 @@
 
     python benchmarks/step.py
 
-Plays a borrowed and an owned episode from seed to the end of the retention window, over and over, and prints the
-best and the median of many rounds of CPU time.
+Plays a borrowed and an owned episode from seed to the end of the retention window, over and over, and prints
+the best and the median of many rounds of CPU time.
 """
 
 import statistics
@@ -47,10 +47,8 @@ def main() -> None:
     for name, owned in (("borrowed", False), ("owned", True)):
         events = episode(owned=owned)
         rounds = [round_us(events) for _ in range(ROUNDS)]
-        print(
-            f"{name}: {min(rounds):.1f} us best, {statistics.median(rounds):.1f} us median of {ROUNDS} rounds "
-            f"of {SESSIONS_PER_ROUND} sessions of {len(events)} events"
-        )
+        best, median = min(rounds), statistics.median(rounds)
+        print(f"{name}, {len(events)} events: {best:.1f} us best, {median:.1f} us median of {ROUNDS} rounds")
 
 
 if __name__ == "__main__":

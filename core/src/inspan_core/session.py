@@ -14,6 +14,9 @@ from inspan_core.findings import CollectResult, Outcome
 class Phase(Enum):
     """Where a session is. The page in `inspan_core.tables` says what each phase waits for."""
 
+    # Members are singletons, so identity will do; Enum's own is a Python function, dear in table look-ups.
+    __hash__ = object.__hash__
+
     NEW = "NEW"
     SEEDING = "SEEDING"
     UNWINDING = "UNWINDING"
@@ -29,6 +32,9 @@ class Phase(Enum):
 
 class RunPhase(Enum):
     """The one order in flight, or none (``REST``)."""
+
+    # Members are singletons, so identity will do; Enum's own is a Python function, dear in table look-ups.
+    __hash__ = object.__hash__
 
     REST = "REST"
     CONNECTING = "CONNECTING"

@@ -1,7 +1,7 @@
 """The testing kit of the machine: explore it, play it by hand, walk it at random, prove that checks bite.
 
-`explore` walks every reachable state and holds the invariants; `Player` plays one session by hand; `Walk` leads
-a session in real numbers through random moves; `MUTANTS` are machines that are wrong on purpose.
+`explore` walks every reachable state and holds the invariants; `Player` plays one session by hand; `Walk`
+leads a session in real numbers through random moves; `MUTANTS` are machines that are wrong on purpose.
 """
 
 from inspan_core.testing.explorer import Finding, Report, explore
