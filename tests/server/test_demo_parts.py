@@ -71,6 +71,11 @@ def test_the_timeline_joins_what_three_servers_tell():
         ("seed_agent", "seed agent", 4750.0, 0.0, "agent seed answered 503"),
     ]
     assert timeline.elapsed_ms == 4750.0
+    assert timeline.under_way is None
+    timeline.begin("wait")
+    clock.now += 7
+    assert timeline.under_way == ("wait", 7.0)
+    assert report.waiting_line(timeline.elapsed_ms, "wait", 7.0) == "   11,750 ms  wait ... (7 s so far)"
 
 
 @pytest.mark.parametrize("token", ["a4173780", "00000000", "deadbeef"])

@@ -40,6 +40,7 @@ from inspan_server.model.capture import Capture, ModelCall
 DIFF_LIMIT_BYTES = 1024 * 1024
 REPOSITORY_LIMIT_BYTES = 64 * 1024 * 1024
 LOOK_TIMEOUT_S = 20.0
+PATIENCE_S = 5.0
 
 
 @frozen(kw_only=True)
@@ -133,6 +134,7 @@ class _Demo:
             )
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._heed, signals, tasks.cancel_scope)
+                tasks.start_soon(self._show_patience)
                 with tempfile.TemporaryDirectory(prefix="inspan-demo-") as scratch:
                     await self._episode(scratch)
                 tasks.cancel_scope.cancel()
@@ -156,6 +158,14 @@ class _Demo:
             self.signal_number = int(number)
             self.screen.warn(f"{signal.Signals(number).name}: closing the session, then the sandbox")
             scope.cancel()
+
+    async def _show_patience(self) -> None:
+        """Say what takes long: a first installation downloads for half a minute."""
+        while True:
+            await anyio.sleep(PATIENCE_S)
+            under_way = self.timeline.under_way
+            if under_way is not None and under_way[1] >= PATIENCE_S:
+                self.screen.say(report.waiting_line(self.timeline.elapsed_ms, *under_way))
 
     async def _episode(self, scratch: str) -> None:
         plan = DemoPlan(

@@ -19,6 +19,11 @@ def phase_line(entry: Entry) -> str:
     return f"{ended_ms:>9,.0f} ms  {entry.phase:<28} {entry.duration_ms:>8,.1f} ms{failed}"
 
 
+def waiting_line(at_ms: float, phase: str, for_s: float) -> str:
+    """A phase that takes its time."""
+    return f"{at_ms:>9,.0f} ms  {phase} ... ({for_s:.0f} s so far)"
+
+
 def call_line(at_ms: float, number: int, call: ModelCall) -> str:
     """One call of the model, as the gateway answered it."""
     return f"{at_ms:>9,.0f} ms    model call {number}: {_said(call)}"

@@ -78,6 +78,11 @@ class Timeline:
     def elapsed_ms(self) -> float:
         return round((self.clock() - self._began) * 1000, 1)
 
+    @property
+    def under_way(self) -> tuple[str, float] | None:
+        """The phase that has not ended, and for how many seconds; None between two phases."""
+        return None if self._phase is None else (self._phase, self.clock() - self._phase_began)
+
     def begin(self, phase: str) -> None:
         """A phase begins; the one before it has ended."""
         self.end()
