@@ -82,8 +82,8 @@ for candidate in {programs}; do
   found=$(command -v "$candidate" 2>/dev/null) || continue
   answer=$("$found" -I -S -c {quote(PYTHON_CHECK)} 2>/dev/null) || continue
   real=${{answer%%|*}}
-  again=$("$real" -I -S -c {quote(PYTHON_CHECK)} 2>/dev/null) || continue
-  echo "python=$again"
+  [ "$real" = "$found" ] || answer=$("$real" -I -S -c {quote(PYTHON_CHECK)} 2>/dev/null) || continue
+  echo "python=$answer"
   break
 done
 for root in {places}; do

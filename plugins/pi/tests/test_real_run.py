@@ -22,7 +22,8 @@ from inspan_runtime.providers.bubblewrap import BubblewrapProvider
 from inspan_runtime.providers.local import LocalProvider
 from inspan_runtime.sandbox_session import SandboxSession
 
-pytestmark = [pytest.mark.anyio, pytest.mark.registry, pytest.mark.timeout(300)]
+everywhere = pytest.mark.parametrize("place", ["local", "bubblewrap"], indirect=True)
+pytestmark = [pytest.mark.anyio, pytest.mark.sandbox, pytest.mark.registry, pytest.mark.timeout(300)]
 
 KEY = "sk-canary-4711"
 SCRIPT = [
@@ -47,16 +48,11 @@ def anyio_backend():
     return "asyncio"
 
 
-@pytest.fixture(
-    params=[
-        "local",
-        pytest.param("bubblewrap", marks=pytest.mark.sandbox),
-    ]
-)
+@pytest.fixture
 async def place(request, tmp_path):
     """Provider, folders inside, and where runtimes go: a folder of the test, except in isolation."""
     runtime_dir = {"runtime_dir": str(tmp_path / "run")}
-    if request.param == "local":
+    if getattr(request, "param", "bubblewrap") == "local":
         provider = LocalProvider(runtime_dir)
         yield provider, str(tmp_path / "app"), str(tmp_path / "session"), {"roots": [str(tmp_path / "rt")]}
     else:
@@ -150,6 +146,7 @@ async def episode(place, cache, model_server):
         await sandbox.stop()
 
 
+@everywhere
 async def test_an_episode_with_two_tools(episode):
     one, server = await episode(SCRIPT)
     request = {
