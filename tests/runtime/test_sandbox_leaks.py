@@ -333,5 +333,5 @@ async def test_failed_create_leaves_nothing(run_dir, point, tmp_path):
     assert isinstance(raised.value, SandboxCreateError) or "mount" in str(raised.value)
     if point == "program":
         assert "it is broken" in str(raised.value)
-    assert list((run_dir / "bubblewrap").iterdir()) == []
-    assert processes_of(run_dir) == {} and mounts_of(run_dir) == []
+    assert list((run_dir / "bubblewrap").iterdir()) == [] and mounts_of(run_dir) == []
+    await becomes(lambda: processes_of(run_dir) == {}, "a process of a failed creation lives")

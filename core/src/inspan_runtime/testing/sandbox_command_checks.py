@@ -24,6 +24,7 @@ from inspan_runtime.testing.sandbox_check_support import (
 
 MIB = 1024 * 1024
 CONCURRENT_EXECS = 20
+ARRIVAL_S = 30.0
 OUTPUT_MIB = 200
 # Variables that a sandbox may well have with the server's value.
 SHARED_VARIABLES = {
@@ -263,7 +264,7 @@ async def commands_run_at_the_same_time(provider: SandboxProvider, make_spec: Ma
 
         async def one(number: int) -> None:
             argv = ["sh", "-c", arrive, "sh", str(number)]
-            found.append(int((await sandbox.exec(argv, timeout_s=30.0)).stdout))
+            found.append(int((await sandbox.exec(argv, timeout_s=ARRIVAL_S)).stdout))
 
         try:
             async with anyio.create_task_group() as group:
