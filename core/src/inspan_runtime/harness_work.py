@@ -209,6 +209,5 @@ class HarnessWork:
         )
         parsed = await anyio.to_thread.run_sync(self.harness.parse, run, abandon_on_cancel=True)
         room.keep("parsed", pack_parsed(parsed))
-        room.keep("artifacts", None)
         self.parsed = parsed
         return parsed.outcome, None if parsed.detail is None else str(parsed.detail)
