@@ -41,7 +41,7 @@ class HookManager(pluggy.PluginManager):
 
 
 class _RelayManager(HookManager):
-    """Takes every hook of the harness's own plugin, and of the others only wrappers of harness hooks."""
+    """Takes every hook of the harness's own plugin, and of the others only wrappers."""
 
     def __init__(self, owner: object) -> None:
         super().__init__()
@@ -49,9 +49,9 @@ class _RelayManager(HookManager):
 
     def parse_hookimpl_opts(self, plugin: object, name: str) -> pluggy.HookimplOpts | None:
         options = super().parse_hookimpl_opts(plugin, name)
-        if options is None or name not in HARNESS_HOOKS:
-            return None
-        return options if plugin is self._owner or is_wrapper(options) else None
+        if options is None or plugin is self._owner or is_wrapper(options):
+            return options
+        return None
 
 
 @define

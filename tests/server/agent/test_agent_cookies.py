@@ -48,6 +48,12 @@ def test_what_we_did_not_make_is_malformed(headers):
     assert COOKIES.read(headers).finding("s") is Cookie.MALFORMED
 
 
+def test_two_sessions_at_once_are_malformed_and_one_sent_twice_is_one():
+    first, second = header(COOKIES.value("s1")), header(COOKIES.value("s2"))
+    assert COOKIES.read([*first, *second]) == Marker(is_malformed=True)
+    assert COOKIES.read([*first, *first]) == Marker(session_id="s1")
+
+
 def test_a_cookie_of_another_secret_is_malformed():
     assert COOKIES.read(header(SessionCookies(b"another secret that is long").value("s"))).is_malformed
 

@@ -7,7 +7,11 @@ from urllib.parse import urlsplit
 import anyio
 import pytest
 
+import inspan_echo
+from inspan_core.hookspecs import hookimpl
+from inspan_core.plugins import load_plugins
 from inspan_core.sandbox import SandboxSpec
+from inspan_runtime.providers.local import LocalProvider
 from inspan_server.agent.cookies import COOKIE_NAME
 
 pytestmark = pytest.mark.anyio
@@ -169,22 +173,49 @@ async def test_the_token_capture_segment_makes_it_another_activation(agent, bodi
         assert (await server.client.post(ACTIVATE, json={"input": "hi"})).status_code == 409
 
 
-async def test_a_client_that_goes_away_changes_nothing(agent, bodies, until):
-    async with agent() as server:
-        parts = urlsplit(server.url)
-        body = json.dumps({"input": "hi"}).encode()
-        await server.client.post("/v1/agent_sessions", json=bodies.seed())
-        cookie = f"{COOKIE_NAME}={server.client.cookies[COOKIE_NAME]}"
-        head = (
-            f"POST {ACTIVATE} HTTP/1.1\r\nHost: x\r\nCookie: {cookie}\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
-        with socket.create_connection((parts.hostname, parts.port)) as connection:
-            connection.sendall(head.encode() + body)
-            await until(lambda: server.service.phases["s1"] != "READY", "the activation")
-        await until(lambda: server.service.phases["s1"] == "FINISHED", "the end of the run")
-        answer = await server.client.post(ACTIVATE, json={"input": "hi"})
-        assert answer.status_code == 200
+async def test_a_client_that_goes_away_is_forgotten_and_the_run_goes_on(agent, bodies, until):
+    """The model holds its answer back until the client has gone."""
+    seen = Seen()
+    plugins = load_plugins([inspan_echo, seen], entry_points=False)
+    async with silent_model() as model:
+        options = {"model_server": {"base_url": model.url, "name": "policy"}, "harness_options": {}}
+        async with agent(plugins=plugins, **options) as server:
+            await server.client.post("/v1/agent_sessions", json=bodies.seed())
+            with socket.create_connection(urlsplit(server.url).netloc.split(":")) as connection:
+                connection.sendall(raw_activation(server.client.cookies[COOKIE_NAME], {"input": "hi"}))
+                with anyio.fail_after(20):
+                    await model.asked.wait()
+            await until(lambda: "ClientGone" in seen.events, "the client's leaving")
+            assert server.service.phases["s1"] == "ACTIVE"
+            model.answer.set()
+            answer = await server.client.post(ACTIVATE, json={"input": "hi"})
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["output"][0]["content"][0]["text"] == "at last"
+    assert seen.events.count("Staged") == 1
+
+
+class Seen:
+    """Brings the local provider, and keeps the names of all events."""
+
+    def __init__(self):
+        self.events = []
+
+    @hookimpl
+    def inspan_observe(self, transition):
+        self.events.append(transition["event"])
+
+    @hookimpl
+    def inspan_sandbox_providers(self):
+        return {"local": LocalProvider}
+
+
+def raw_activation(cookie, body):
+    data = json.dumps(body).encode()
+    head = (
+        f"POST {ACTIVATE} HTTP/1.1\r\nHost: x\r\nCookie: {COOKIE_NAME}={cookie}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    )
+    return head.encode() + data
 
 
 async def test_a_close_cuts_a_run_off_and_says_so(agent, bodies, until):
@@ -211,10 +242,10 @@ async def test_a_close_cuts_a_run_off_and_says_so(agent, bodies, until):
 
 
 class silent_model:
-    """A model server that takes a call and never answers."""
+    """A model server that takes a call and does not answer until it is told to."""
 
     async def __aenter__(self):
-        self.asked = anyio.Event()
+        self.asked, self.answer = anyio.Event(), anyio.Event()
         self._listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
         self._tasks = await anyio.create_task_group().__aenter__()
         self._tasks.start_soon(self._listener.serve, self._hold)
@@ -225,7 +256,11 @@ class silent_model:
     async def _hold(self, stream):
         async with stream:
             self.asked.set()
-            await anyio.sleep_forever()
+            await self.answer.wait()
+            message = {"role": "assistant", "content": "at last"}
+            data = json.dumps({"id": "c1", "choices": [{"message": message, "finish_reason": "stop"}]})
+            head = f"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
+            await stream.send(f"{head}{data}".encode())
 
     async def __aexit__(self, *error):
         self._tasks.cancel_scope.cancel()
