@@ -203,6 +203,13 @@ async def test_a_root_that_cannot_be_used_is_passed_over_and_none_at_all_is_a_42
     assert not os.path.exists(inside_workdir)
 
 
+async def test_without_isolation_runtimes_live_in_the_hosts_cache_folder(sandbox, cache, tmp_path):
+    build, _ = recipe()
+    installer = SandboxInstaller(sandbox, cache, workdir=str(tmp_path / "work"))
+    await installer.target()
+    assert await install(installer, build) == str(tmp_path / "cache" / "runtimes" / str(KEY))
+
+
 async def test_a_cancelled_installation_leaves_nothing(installer, tmp_path):
     build, _ = recipe("sleep 600\n")
     archive = await installer.archive(KEY, build)

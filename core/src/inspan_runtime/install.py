@@ -46,7 +46,8 @@ class SandboxInstaller:
         sandbox: Where to install.
         cache: The host's archives.
         workdir: The task's folder inside; runtimes never go there.
-        roots: Candidate folders for runtimes inside, best first; all absolute.
+        roots: Candidate folders for runtimes inside, best first; all absolute. By default the usual
+            places; without isolation, the host's cache folder first, so that nothing is left elsewhere.
         pythons: Candidate interpreters inside, best first; by default the one that the provider's
             descriptor names as ``python``, then the usual places.
     """
@@ -57,13 +58,15 @@ class SandboxInstaller:
         cache: RuntimeCache,
         *,
         workdir: str,
-        roots: Sequence[str] = DEFAULT_ROOTS,
+        roots: Sequence[str] | None = None,
         pythons: Sequence[str] | None = None,
     ) -> None:
         self._sandbox = sandbox
         self._cache = cache
         self._workdir = workdir
-        self._roots = tuple(roots)
+        is_host = sandbox.descriptor.get("isolation") == "none"
+        places = (str(cache.root.absolute() / "runtimes"), *DEFAULT_ROOTS) if is_host else DEFAULT_ROOTS
+        self._roots = places if roots is None else tuple(roots)
         named = sandbox.descriptor.get("python")
         usual = (named, *PYTHON_CANDIDATES) if isinstance(named, str) else PYTHON_CANDIDATES
         self._pythons = usual if pythons is None else tuple(pythons)

@@ -6,6 +6,7 @@ Layout below the cache's root (all private to the user)::
     archives/KEY-DIGEST.tar  uncompressed: a sandbox takes it faster than it could be unpacked
     locks/KEY.lock           held (flock) by the process that builds; the kernel frees it on death
     build/                   private folders of builds in flight
+    runtimes/                unpacked, for sandboxes of providers that isolate nothing
 """
 
 from __future__ import annotations
