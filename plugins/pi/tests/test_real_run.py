@@ -275,6 +275,31 @@ async def test_the_files_that_hold_the_key_are_private_and_it_is_in_no_environme
     assert "input.json" not in output
 
 
+async def test_tools_that_kill_by_telling_words_do_not_hit_the_harness(episode):
+    words = (
+        "pytho[n]",
+        "nod[e]",
+        "tellin[g]",
+        "inspan_p[i]",
+        "coding-agen[t]",
+        "sandbox_runne[r]",
+        "superviso[r]",
+    )
+    kill = (
+        "; ".join(f"pkill -f '{word}'" for word in words) + "; pkill '^nod[e]'; pkill '^p[i]'; echo survived; pkill -V"
+    )
+    script = [
+        {"calls": [{"id": "c", "name": "bash", "args": json.dumps({"command": kill})}]},
+        {"text": "Done."},
+    ]
+    one, server = await episode(script)
+    parsed = await one.run({"input": "telling: pkill -f telling"}, server.base_url)
+    assert (parsed.outcome, parsed.detail) == (Outcome.COMPLETED, None)
+    output = parsed.response["output"][1]["output"]
+    assert output.startswith("survived\n")
+    assert "pkill from procps" in output
+
+
 async def test_a_second_seed_finds_the_runtime_and_a_broken_one_is_repaired(episode, cache):
     one, server = await episode([{"text": "Hello."}])
     prefix = one.runtime["prefix"]
