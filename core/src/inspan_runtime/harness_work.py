@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import posixpath
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -85,7 +86,7 @@ class HarnessWork:
         if self.owned is None:
             raise RequestRefused("there is neither sandbox_access nor a configured sandbox_provider")
         provider = self._provider = self.providers[self.owned.provider]()
-        sandbox = await provider.create(self.owned.spec, key=key, timeout_s=timeout_s)
+        sandbox = await provider.create(self.owned.spec, key=_key(room, key), timeout_s=timeout_s)
         self._known(room, sandbox)
         return sandbox
 
@@ -126,7 +127,7 @@ class HarnessWork:
         if room.sandbox is not None:
             await room.sandbox.stop()
         else:
-            await self._provider.stop(key, timeout_s=timeout_s)
+            await self._provider.stop(_key(room, key), timeout_s=timeout_s)
         await self._drop_provider()
 
     async def disconnect(self, room: Room) -> None:
@@ -211,3 +212,11 @@ class HarnessWork:
         room.keep("parsed", pack_parsed(parsed))
         self.parsed = parsed
         return parsed.outcome, None if parsed.detail is None else str(parsed.detail)
+
+
+def _key(room: Room, key: str) -> str:
+    """The machine's key, made unique to this record of the session.
+
+    A create that ends after its session was undone can then never pass for the sandbox of a later seed.
+    """
+    return f"{key}.{posixpath.basename(room.session_dir)}"

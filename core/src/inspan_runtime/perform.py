@@ -38,8 +38,10 @@ from inspan_core.errors import (
     HarnessTerminationError,
     InspanError,
     MountConflict,
+    ProviderUnavailable,
     RequestRefused,
     SandboxConnectError,
+    SandboxCreateError,
     SandboxError,
     SandboxGone,
     UnsupportedTarget,
@@ -63,6 +65,9 @@ from inspan_runtime.supervisor_client import (
 
 NOT_RETRYABLE = (UnsupportedTarget, RequestRefused, MountConflict, SandboxConnectError, UsageError)
 """What the same request meets again: answered 422, so that nobody seeds a new sandbox for it."""
+
+NOTHING_CREATED = (SandboxCreateError, ProviderUnavailable, *NOT_RETRYABLE)
+"""By these a provider says that it created nothing, or that nothing of it is left."""
 
 NEEDS_SANDBOX = (Install, Stage, Launch, AwaitReceipt, StopHarness, Collect, RemoveFiles)
 """Orders that a restarted server may meet before it has a connection again."""
@@ -338,6 +343,9 @@ def _failure(order: Order, error: Exception) -> Answer:
     at, number, detail = anyio.current_time(), order.number, describe(error)
     retryable = not isinstance(error, NOT_RETRYABLE)
     match order:
+        case CreateSandbox() if not isinstance(error, NOTHING_CREATED):
+            # Whether a sandbox came to be is unknown: the machine has it stopped by its key.
+            return answers.StepFailed(at=at, order=number, detail=detail)
         case CreateSandbox() | ConnectSandbox():
             return _unavailable(order, detail, retryable=retryable)
         case Install():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -75,7 +76,7 @@ class AgentService:
             spawn=self._spawn,
             make_work=self._work,
             journal=journal,
-            observers=() if plugins is None else (plugins.observe,),
+            observers=() if plugins is None else (partial(_observe, plugins),),
         )
 
     async def __aenter__(self) -> AgentService:
@@ -283,6 +284,11 @@ class AgentService:
                 409, f"rollout {capture_key!r} belongs to an agent session: its session cookie is missing"
             )
         return error_answer(422, "this server does not run activations without an agent session")
+
+
+def _observe(plugins: Plugins, transition: Mapping[str, Any]) -> None:
+    for problem in plugins.observe(transition):
+        log.warning("an observer failed: %s", problem)
 
 
 def _path_finding(capture_key: str | None, seed: SeedRequest) -> Path:

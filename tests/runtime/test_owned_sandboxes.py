@@ -1,0 +1,131 @@
+"""Owned sandboxes: one that came to be although its creation failed is stopped by its key."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from inspan_core import HarnessSpec, SandboxSpec, hookimpl, load_plugins
+from inspan_core.errors import SandboxCreateError, SandboxTransportError
+from inspan_core.findings import Cookie
+from inspan_core.session import Settings
+from inspan_core.wire import CloseRequest, EpisodeId, SeedRequest, TaskId
+from inspan_runtime.harness_work import OwnedSandbox
+from inspan_runtime.install_cache import RuntimeCache
+from inspan_runtime.providers.builtin import inspan_sandbox_providers
+from inspan_runtime.service import AgentService, ServiceSettings
+
+pytestmark = pytest.mark.anyio
+EPISODE = EpisodeId(rollout_id="r")
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+class NothingToInstall:
+    """A harness plugin that is ready at once and is never run."""
+
+    @hookimpl
+    def inspan_harness(self):
+        return HarnessSpec(
+            name="still",
+            version="1",
+            model_api="chat_completions",
+            level=2,
+            request_fields={"input": "applied", "metadata": "applied"},
+        )
+
+    @hookimpl
+    async def inspan_install(self, context):
+        return {}
+
+    @hookimpl
+    async def inspan_stage(self, context):
+        raise AssertionError("never activated")
+
+    @hookimpl
+    async def inspan_collect(self, context):
+        raise AssertionError("never activated")
+
+    @hookimpl
+    def inspan_parse(self, run):
+        raise AssertionError("never activated")
+
+
+class Watched:
+    """A real provider whose creations and stops are counted, and whose first answers may be lost."""
+
+    def __init__(self, inner, errors):
+        self.inner, self.errors = inner, errors
+        self.created, self.stopped = [], []
+        self.name = inner.name
+
+    async def create(self, spec, *, key, timeout_s=60.0):
+        error = self.errors.pop(0) if self.errors else None
+        if isinstance(error, SandboxCreateError):
+            raise error
+        sandbox = await self.inner.create(spec, key=key, timeout_s=timeout_s)
+        self.created.append(key)
+        if error is not None:
+            raise error
+        return sandbox
+
+    async def connect(self, descriptor, *, timeout_s=30.0):
+        return await self.inner.connect(descriptor, timeout_s=timeout_s)
+
+    async def stop(self, key, *, timeout_s=30.0):
+        self.stopped.append(key)
+        await self.inner.stop(key, timeout_s=timeout_s)
+
+    async def list(self, labels):
+        return await self.inner.list(labels)
+
+    async def aclose(self):
+        """The inner provider is shared by the whole test."""
+
+
+def service_over(provider, tmp_path):
+    spec = SandboxSpec(workdir=str(tmp_path / "work"))
+    return AgentService(
+        load_plugins(extra=[NothingToInstall()], entry_points=False).harness("still"),
+        {"box": lambda: provider},
+        ServiceSettings(
+            model_base_url="http://127.0.0.1:9",
+            model_name="none",
+            session_dir_root=str(tmp_path / "sessions"),
+            session=Settings(close_step_timeout_s=5.0),
+            owned=OwnedSandbox(provider="box", spec=spec),
+        ),
+        cache=RuntimeCache(tmp_path / "cache", client_env={}),
+    )
+
+
+SEED = SeedRequest(agent_session_id="s", episode_id=EPISODE, task_id=TaskId(taskset="t", task_id="x"))
+
+
+async def test_a_creation_whose_answer_is_lost_is_undone_and_a_retried_seed_gets_a_new_sandbox(tmp_path):
+    inner = inspan_sandbox_providers()["local"]({})
+    provider = Watched(inner, [SandboxTransportError("the answer was lost")])
+    async with service_over(provider, tmp_path) as service:
+        with anyio.fail_after(30):
+            assert (await service.seed(SEED, "d", Cookie.ABSENT)).status == 503
+            assert provider.stopped == provider.created != []
+            assert (await service.seed(SEED, "d", Cookie.ABSENT)).status == 200
+            assert len(set(provider.created)) == 2
+            closed = await service.close(CloseRequest(agent_session_id="s", episode_id=EPISODE), Cookie.SAME)
+            assert closed.status == 200
+    assert await inner.list({"inspan.key": provider.created[1]}) == []
+    await inner.aclose()
+
+
+async def test_a_creation_that_the_provider_undid_needs_no_stop(tmp_path):
+    inner = inspan_sandbox_providers()["local"]({})
+    provider = Watched(inner, [SandboxCreateError("no room")])
+    async with service_over(provider, tmp_path) as service:
+        with anyio.fail_after(30):
+            answer = await service.seed(SEED, "d", Cookie.ABSENT)
+            assert answer.status == 503 and "no room" in answer.body["detail"]
+            assert provider.stopped == provider.created == []
+    await inner.aclose()
