@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from inspan_core import HarnessSpec, SandboxSpec, hookimpl, load_plugins
-from inspan_core.errors import SandboxCreateError, SandboxTransportError
+from inspan_core.errors import SandboxCreateError, SandboxGone, SandboxTransportError
 from inspan_core.findings import Cookie
 from inspan_core.session import Settings
 from inspan_core.wire import CloseRequest, EpisodeId, SeedRequest, TaskId
@@ -59,7 +59,7 @@ class Watched:
 
     def __init__(self, inner, errors):
         self.inner, self.errors = inner, errors
-        self.created, self.stopped = [], []
+        self.created, self.stopped, self.descriptors = [], [], []
         self.name = inner.name
 
     async def create(self, spec, *, key, timeout_s=60.0):
@@ -68,6 +68,7 @@ class Watched:
             raise error
         sandbox = await self.inner.create(spec, key=key, timeout_s=timeout_s)
         self.created.append(key)
+        self.descriptors.append(sandbox.descriptor)
         if error is not None:
             raise error
         return sandbox
@@ -116,7 +117,8 @@ async def test_a_creation_whose_answer_is_lost_is_undone_and_a_retried_seed_gets
             assert len(set(provider.created)) == 2
             closed = await service.close(CloseRequest(agent_session_id="s", episode_id=EPISODE), Cookie.SAME)
             assert closed.status == 200
-    assert await inner.list({"inspan.key": provider.created[1]}) == []
+        with pytest.raises(SandboxGone):
+            await inner.connect(provider.descriptors[1])
     await inner.aclose()
 
 
