@@ -5,6 +5,7 @@ import os
 import secrets
 
 import anyio
+import anyio.lowlevel
 import pytest
 from attrs import evolve
 
@@ -201,7 +202,9 @@ class ForgetsVariables(Provider):
 
 class LeaksVariables(Provider):
     async def create(self, spec, *, key, timeout_s=60.0):
-        return await self.inner.create(evolve(spec, env={**os.environ, **spec.env}), key=key, timeout_s=timeout_s)
+        return await self.inner.create(
+            evolve(spec, env={**os.environ, **spec.env}), key=key, timeout_s=timeout_s
+        )
 
 
 class TakesAnyDescriptor(Provider):
@@ -230,7 +233,7 @@ class CreatesBehindTheBack(Provider):
     async def create(self, spec, *, key, timeout_s=60.0):
         with anyio.CancelScope(shield=True):
             made = await self.inner.create(spec, key=key, timeout_s=timeout_s)
-        await anyio.sleep(0)
+        await anyio.lowlevel.checkpoint()
         return made
 
 

@@ -112,7 +112,8 @@ async def becomes(claim, what):
 async def host_pids(sandbox, spec):
     """Start processes in several ways; return their pids as the host knows them, by a mark in their argv."""
     mark = f"9{int.from_bytes(os.urandom(5), 'big')}"
-    script = f"sleep {mark} & setsid sleep {mark} & (setsid setsid sleep {mark} &) ; env -i setsid sleep {mark} & echo ok"
+    script = f"sleep {mark} & setsid sleep {mark} & (setsid setsid sleep {mark} &) ; "
+    script += f"env -i setsid sleep {mark} & echo ok"
     assert await out(sandbox, script) == b"ok\n"
 
     def found():

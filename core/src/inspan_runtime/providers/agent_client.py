@@ -117,7 +117,7 @@ async def open_call(state: Path, name: str, *, what: str, timeout_s: float) -> A
 async def _is_gone(state: Path) -> bool:
     """Whether a connection broke because the sandbox ends: its keeper follows within milliseconds."""
     with anyio.move_on_after(GONE_WAIT_S):
-        while await anyio.to_thread.run_sync(is_held, state):
+        while await anyio.to_thread.run_sync(is_held, state):  # noqa: ASYNC110  # another process ends it
             await anyio.sleep(POLL_S)
         return True
     return False

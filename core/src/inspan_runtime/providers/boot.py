@@ -1,4 +1,4 @@
-"""Start a Python program from code that is handed over a stream: its argv names nothing, and no path need exist.
+"""Start a Python program from code that comes over a stream: its argv names nothing, no file need exist.
 
 The interpreter reads a short program from its standard input; that reads (modules, entry, orders) from an
 inherited stream and calls ``entry.main(fd, orders)``.
@@ -19,11 +19,12 @@ FLAGS = ("-I", "-S", "-E", "-")
 _PACKAGE = "inspan_runtime.providers."
 AGENT_MODULES = tuple(
     _PACKAGE + "exec_agent." + name
-    for name in ("frames", "descendants", "loop", "commands", "files", "connections", "main")
+    for name in ("lean", "frames", "descendants", "loop", "commands", "files", "connections", "main")
 )
 KEEPER_MODULES = tuple(
     _PACKAGE + name
     for name in (
+        "exec_agent.lean",
         "exec_agent.frames",
         "exec_agent.descendants",
         "exec_agent.loop",

@@ -74,11 +74,7 @@ class BubblewrapProvider:
 
     async def create(self, spec: SandboxSpec, *, key: str, timeout_s: float = 60.0) -> Sandbox:
         """See `inspan_core.sandbox.SandboxProvider.create`."""
-        check_spec(NAME, spec)
-        check_mounts(spec.mounts, spec.workdir)
-        loopback_addresses(spec.reach)
-        if spec.root != "host" and not os.path.isdir(spec.root):
-            raise ConfigError(f'root: {spec.root!r} is neither "host" nor a folder')
+        self._check(spec)
         bwrap = find_bubblewrap(self._bwrap)
         create = partial(self._kept.create, spec=spec, key=key, timeout_s=timeout_s)
         if self._writable_root and has_mapped_ids():
@@ -96,6 +92,13 @@ class BubblewrapProvider:
             return await create(partial(self._plan, spec, bwrap, False))
         except KeeperRefused as error:
             raise explained(error) from error
+
+    def _check(self, spec: SandboxSpec) -> None:
+        check_spec(NAME, spec)
+        check_mounts(spec.mounts, spec.workdir)
+        loopback_addresses(spec.reach)
+        if spec.root != "host" and not os.path.isdir(spec.root):
+            raise ConfigError(f'root: {spec.root!r} is neither "host" nor a folder')
 
     def _plan(self, spec: SandboxSpec, bwrap: str, is_writable: bool, sandbox_id: str) -> Plan:
         guest = guest_interpreter(self._interpreter, spec.root)

@@ -9,7 +9,7 @@ from inspan_core.errors import SandboxCreateError
 from inspan_core.sandbox import Mount
 from inspan_runtime.providers.host_root import SHOWN, HostView
 
-# What a process needs to be root over its own files and users, and to bind low ports; nothing over the kernel.
+# What a process needs to be root over its own files and users, and to bind low ports.
 CAPABILITIES = (
     "CAP_CHOWN",
     "CAP_DAC_OVERRIDE",

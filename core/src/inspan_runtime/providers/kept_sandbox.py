@@ -174,7 +174,7 @@ async def stop_kept(state: Path, sandbox_id: str) -> None:
     except (SandboxGone, SandboxTransportError):
         pass  # The lock tells whether the keeper lives; a connection cannot.
     with anyio.move_on_after(STOP_LIMIT_S):
-        while await anyio.to_thread.run_sync(state_folder.is_held, state):
+        while await anyio.to_thread.run_sync(state_folder.is_held, state):  # noqa: ASYNC110  # another process ends it
             await anyio.sleep(POLL_S)
         return
     raise SandboxTransportError(f"stop of {sandbox_id}: its keeper still lives after {STOP_LIMIT_S:g} s")

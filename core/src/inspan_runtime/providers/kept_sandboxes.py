@@ -165,9 +165,10 @@ class KeptSandboxes:
                 f"this is a descriptor of provider {given['provider']!r}, not of {self.kind!r}"
             )
         state = Path(str(given["state"]))
-        if state.parent != self.runtime_dir / self.kind or state.name != given["sandbox_id"]:
+        folder = self.runtime_dir / self.kind
+        if state.parent != folder or state.name != given["sandbox_id"]:
             raise SandboxConnectError(
-                f"descriptor of {given['sandbox_id']}: its state folder {state} is not one of {self.runtime_dir / self.kind}"
+                f"descriptor of {given['sandbox_id']}: its state folder {state} is not in {folder}"
             )
         if not await anyio.to_thread.run_sync(state_folder.is_held, state):
             raise SandboxGone(f"{given['sandbox_id']} no longer exists")

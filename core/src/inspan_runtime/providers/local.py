@@ -95,7 +95,7 @@ class LocalProvider:
 
 
 def end_marked(sandbox_id: str) -> None:
-    """Kill the processes whose environment says that they are of a sandbox; for one whose keeper was killed."""
+    """Kill the processes whose environment says that they are of a sandbox whose keeper was killed."""
     marker = f"{MARKER}={sandbox_id}".encode()
     found = True
     while found:

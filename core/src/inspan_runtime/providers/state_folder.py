@@ -50,8 +50,8 @@ def prepare_folder(path: Path) -> Path:
         raise ProviderUnavailable(f"the runtime folder {path} cannot be made: {error.strerror}") from error
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
         raise ProviderUnavailable(
-            f"the runtime folder {path} must be a folder of user {os.geteuid()} that nobody else can write to; "
-            f"give another as the option runtime_dir"
+            f"the runtime folder {path} must be a folder of user {os.geteuid()} that nobody else can "
+            f"write to; give another as the option runtime_dir"
         )
     return path
 

@@ -76,7 +76,7 @@ async def refused(
 async def becomes_true(claim: Callable[[], Awaitable[bool]], sentence: str) -> None:
     """Expect a claim to become true soon."""
     with anyio.move_on_after(PATIENCE_S):
-        while not await claim():
+        while not await claim():  # noqa: ASYNC110  # what it waits for is in another process
             await anyio.sleep(POLL_S)
         return
     raise CheckFailed(f"{sentence} (after {PATIENCE_S:g} s)")

@@ -168,7 +168,8 @@ async def missing_cwd_is_the_commands_failure(provider: SandboxProvider, make_sp
 
 async def output_is_kept_as_a_bounded_tail(provider: SandboxProvider, make_spec: MakeSpec) -> None:
     """Much more than the limit on both streams."""
-    script = f"head -c {OUTPUT_MIB * MIB} /dev/zero; printf tail-out; head -c {8 * MIB} /dev/zero >&2; printf tail-err >&2"
+    script = f"head -c {OUTPUT_MIB * MIB} /dev/zero; printf tail-out; "
+    script += f"head -c {8 * MIB} /dev/zero >&2; printf tail-err >&2"
     async with opened(provider, make_spec) as sandbox:
         result = await sh(sandbox, script, output_limit_bytes=1000, timeout_s=60.0)
         expect(
@@ -221,9 +222,12 @@ async def cancellation_kills_the_whole_group(provider: SandboxProvider, make_spe
     async with opened(provider, lambda: spec) as sandbox:
         async with anyio.create_task_group() as group:
             group.start_soon(sh, sandbox, "sleep 600 & echo $$ $! >pids.new; mv pids.new pids; wait")
-            with anyio.fail_after(PATIENCE_S):
-                while not (pids := (await sh(sandbox, "cat pids 2>/dev/null")).stdout.split()):
-                    await anyio.sleep(0.01)
+
+            async def started() -> bool:
+                return (await sh(sandbox, "test -e pids")).exit_code == 0
+
+            await becomes_true(started, "the command did not start")
+            pids = (await out(sandbox, "cat pids")).split()
             group.cancel_scope.cancel()
         for pid in pids:
 

@@ -4,7 +4,7 @@ Standard library only, Python 3.8 syntax. In an isolated sandbox it is PID 1 and
 a `local` one it is a child subreaper. One thread, one epoll loop, one connection an operation:
 
     request   the fields of a frame, then a body of the announced length
-    exec      "exec", timeout_s, limit_bytes, body length, cwd, number of arguments, arguments..., NAME=VALUE...
+    exec      "exec", timeout_s, limit_bytes, body length, cwd, argument count, arguments..., NAME=VALUE...
     upload    "upload", path, mode, body length
     download  "download", path, limit_bytes, "tail" or ""
     ping      "ping"

@@ -1,41 +1,49 @@
 """Run one command: fork, output kept as a tail, deadline, kill."""
 
+from __future__ import annotations
+
 import fcntl
 import os
 import select
 import time
 
-# The public module `signal` imports enum: 5 ms of every sandbox's start.
-import _signal
+from inspan_runtime.providers.exec_agent.lean import TYPE_CHECKING, signal
 
 CHUNK_BYTES = 256 * 1024
 F_GETPIPE_SZ = 1032
 RESET_SIGNALS = (
-    _signal.SIGHUP,
-    _signal.SIGINT,
-    _signal.SIGPIPE,
-    _signal.SIGTERM,
-    _signal.SIGCHLD,
-    _signal.SIGXFSZ,
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGPIPE,
+    signal.SIGTERM,
+    signal.SIGCHLD,
+    signal.SIGXFSZ,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import NoReturn
+
+    from inspan_runtime.providers.exec_agent.connections import Connection
+    from inspan_runtime.providers.exec_agent.loop import Loop
 
 
 class Tail:
     """The last `limit` bytes of a stream, in constant memory."""
 
-    def __init__(self, limit):
+    def __init__(self, limit: int) -> None:
         self._limit = limit
         self._slack = max(65536, limit // 2)
         self._kept = bytearray()
         self._seen = 0
 
-    def add(self, data):
+    def add(self, data: bytes) -> None:
         self._seen += len(data)
         self._kept += data
         if len(self._kept) > self._limit + self._slack:
             del self._kept[: len(self._kept) - self._limit]
 
-    def take(self):
+    def take(self) -> tuple[bytes, bool]:
         """Return (bytes, whether some were dropped)."""
         return bytes(self._kept[max(0, len(self._kept) - self._limit) :]), self._seen > self._limit
 
@@ -43,25 +51,29 @@ class Tail:
 class Exec:
     """A command, from its fork to its reply."""
 
-    def __init__(self, loop, connection, fields, base_env):
+    def __init__(
+        self, loop: Loop, connection: Connection, fields: list[bytes], base_env: Mapping[bytes, bytes]
+    ) -> None:
         self._loop = loop
         self._connection = connection
         self.body_bytes = int(fields[3])
         argc = int(fields[5])
         env = dict(base_env)
-        env.update(one.split(b"=", 1) for one in fields[6 + argc :])
+        for one in fields[6 + argc :]:
+            name, _, value = one.partition(b"=")
+            env[name] = value
         deadline = time.monotonic() + float(fields[1])
         self._timed_out = self._ended = False
         self._gone = False
-        self._answer = None
+        self._answer: tuple[list[bytes], bytes, bytes] | None = None
         self._tails = [Tail(int(fields[2])), Tail(int(fields[2]))]
         self._unwritten = bytearray()
         self._body_ended = self.body_bytes == 0
-        self._stdin = None
+        self._stdin: int | None = None
         self._spawn(fields[6 : 6 + argc], env, fields[4])
         self._deadline = loop.call_at(deadline, self._time_out)
 
-    def _spawn(self, argv, env, cwd):
+    def _spawn(self, argv: list[bytes], env: dict[bytes, bytes], cwd: bytes) -> None:
         out, err = os.pipe(), os.pipe()
         into = (os.open("/dev/null", os.O_RDONLY), None) if self._body_ended else os.pipe()
         try:
@@ -76,17 +88,22 @@ class Exec:
         for fd in (into[0], out[1], err[1]):
             os.close(fd)
         self._loop.children[self._pid] = self._on_exit
-        self._outputs = [out[0], err[0]]
-        for index, fd in enumerate(self._outputs):
+        self._outputs: list[int | None] = [out[0], err[0]]
+        for index, fd in enumerate((out[0], err[0])):
             os.set_blocking(fd, False)
-            self._loop.watch(fd, select.EPOLLIN, lambda _events, index=index: self._read(index))
+            self._loop.watch(fd, select.EPOLLIN, self._reader(index))
         if into[1] is not None:
             self._stdin = into[1]
             os.set_blocking(self._stdin, False)
             self._loop.watch(self._stdin, 0, self._write)
 
-    def _read(self, index):
+    def _reader(self, index: int) -> Callable[[int], int]:
+        return lambda _events: self._read(index)
+
+    def _read(self, index: int) -> int:
         fd = self._outputs[index]
+        if fd is None:
+            return 0
         try:
             data = os.read(fd, CHUNK_BYTES)
         except BlockingIOError:
@@ -100,20 +117,22 @@ class Exec:
             self._tails[index].add(data)
         return len(data)
 
-    def feed(self, data):
+    def feed(self, data: bytes) -> None:
         if self._stdin is not None:
             self._unwritten += data
             self._loop.change(self._stdin, select.EPOLLOUT)
             self._connection.pause(len(self._unwritten) > CHUNK_BYTES)
 
-    def finish(self):
+    def finish(self) -> None:
         self._body_ended = True
         if self._stdin is not None:
             self._loop.change(self._stdin, select.EPOLLOUT)
         if self._answer is not None:
             self._connection.reply(*self._answer)
 
-    def _write(self, _events):
+    def _write(self, _events: int) -> None:
+        if self._stdin is None:
+            return
         try:
             written = os.write(self._stdin, self._unwritten[:CHUNK_BYTES]) if self._unwritten else 0
         except BlockingIOError:
@@ -129,31 +148,32 @@ class Exec:
             self._loop.change(self._stdin, 0)
         self._connection.pause(len(self._unwritten) > CHUNK_BYTES)
 
-    def _close_stdin(self):
-        fd, self._stdin = self._stdin, None
+    def _close_stdin(self) -> None:
+        if self._stdin is not None:
+            self._loop.close(self._stdin)
+        self._stdin = None
         self._unwritten = bytearray()
-        self._loop.close(fd)
         self._connection.pause(False)
 
-    def _time_out(self):
+    def _time_out(self) -> None:
         self._timed_out = True
         self._kill()
 
-    def _kill(self):
+    def _kill(self) -> None:
         self._loop.cancel(self._deadline)
         try:
-            os.killpg(self._pid, _signal.SIGKILL)
+            os.killpg(self._pid, signal.SIGKILL)
         except ProcessLookupError:  # It has not called setsid yet.
-            os.kill(self._pid, _signal.SIGKILL)
+            os.kill(self._pid, signal.SIGKILL)
 
-    def lost(self):
+    def lost(self) -> None:
         self._gone = True
         if self._ended:
             self._connection.close()
         else:
             self._kill()
 
-    def _on_exit(self, status):
+    def _on_exit(self, status: int) -> None:
         self._loop.cancel(self._deadline)
         if self._stdin is not None:
             self._close_stdin()
@@ -164,18 +184,18 @@ class Exec:
                 got = self._read(index)
                 left = left - got if got else 0
         self._ended = True
-        self._answer = [[b"timeout"]] if self._timed_out else self._result(status)
+        self._answer = ([b"timeout"], b"", b"") if self._timed_out else self._result(status)
         if self._body_ended or self._gone:
             self._connection.reply(*self._answer)
 
-    def _result(self, status):
+    def _result(self, status: int) -> tuple[list[bytes], bytes, bytes]:
         code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
         (out, out_cut), (err, err_cut) = self._tails[0].take(), self._tails[1].take()
         numbers = (code, len(out), len(err), int(out_cut), int(err_cut))
-        return [[b"ok"] + [b"%d" % one for one in numbers], out, err]
+        return [b"ok", *(b"%d" % one for one in numbers)], out, err
 
 
-def become(argv, env, cwd, stdio):
+def become(argv: list[bytes], env: dict[bytes, bytes], cwd: bytes, stdio: tuple[int, int, int]) -> NoReturn:
     """In the forked child: turn into the command. Never returns."""
     code = 126
     try:
@@ -183,11 +203,11 @@ def become(argv, env, cwd, stdio):
         for number, fd in enumerate(stdio):
             os.dup2(fd, number)
         for one in RESET_SIGNALS:
-            _signal.signal(one, _signal.SIG_DFL)
+            signal.signal(one, signal.SIG_DFL)
         os.chdir(cwd)
         program = argv[0]
         folders = [b""] if b"/" in program else env.get(b"PATH", b"/usr/bin:/bin").split(b":")
-        error = FileNotFoundError(2, "no such program", os.fsdecode(program))
+        error: OSError = FileNotFoundError(2, "no such program", os.fsdecode(program))
         for folder in folders:
             try:
                 os.execve(os.path.join(folder, program), argv, env)
@@ -199,6 +219,6 @@ def become(argv, env, cwd, stdio):
         raise error
     except BaseException as failed:
         try:
-            os.write(2, ("inspan: cannot run the command: %s\n" % failed).encode("utf-8", "replace"))
+            os.write(2, f"inspan: cannot run the command: {failed}\n".encode("utf-8", "replace"))
         finally:
             os._exit(code)

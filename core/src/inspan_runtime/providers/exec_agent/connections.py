@@ -1,12 +1,20 @@
 """One client's connection: it reads a request, feeds its body to a job and sends the job's reply."""
 
+from __future__ import annotations
+
 import select
 
 from inspan_runtime.providers.exec_agent.commands import Exec
 from inspan_runtime.providers.exec_agent.files import Download, Upload
 from inspan_runtime.providers.exec_agent.frames import decode, encode
+from inspan_runtime.providers.exec_agent.lean import TYPE_CHECKING, socket
 
 CHUNK_BYTES = 256 * 1024
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from inspan_runtime.providers.exec_agent.loop import Loop
 
 
 class Ping:
@@ -14,65 +22,68 @@ class Ping:
 
     body_bytes = 0
 
-    def __init__(self, connection):
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def finish(self):
+    def feed(self, data: bytes) -> None:
+        """A ping has no body."""
+
+    def finish(self) -> None:
         self._connection.reply([b"ok"])
 
-    def lost(self):
+    def lost(self) -> None:
         self._connection.close()
 
 
 class Connection:
     """One client, one operation."""
 
-    def __init__(self, loop, sock, base_env):
+    def __init__(self, loop: Loop, sock: socket.socket, base_env: Mapping[bytes, bytes]) -> None:
         self._loop = loop
         self._sock = sock
         self._base_env = base_env
         self._fd = sock.fileno()
         self._head = bytearray()
-        self._job = None
+        self._job: Exec | Upload | Download | Ping | None = None
         self._left = 0
-        self._out = b""
-        self._then = None
+        self._out = memoryview(b"")
+        self._then: Callable[[], None] | None = None
         self._reads = True
         self._gone = self._closed = False
         sock.setblocking(False)
         loop.watch(self._fd, self._mask(), self._on_event)
 
-    def _mask(self):
+    def _mask(self) -> int:
         return (
             select.EPOLLRDHUP | (select.EPOLLIN if self._reads else 0) | (select.EPOLLOUT if self._out else 0)
         )
 
-    def _update(self):
+    def _update(self) -> None:
         if not (self._closed or self._gone):
             self._loop.change(self._fd, self._mask())
 
-    def pause(self, paused):
+    def pause(self, paused: bool) -> None:
         """Stop or go on reading the request's body."""
         self._reads = not paused and self._left > 0
         self._update()
 
-    def close(self):
+    def close(self) -> None:
         if not self._closed:
             self._closed = True
             self._sock.detach()
             self._loop.close(self._fd)
 
-    def send(self, data, then):
+    def send(self, data: bytes, then: Callable[[], None]) -> None:
         """Queue bytes, and call `then` when they are gone."""
         self._out, self._then = memoryview(data), then
         if self._gone:
             self.close()
         self._update()
 
-    def reply(self, fields, *bodies):
+    def reply(self, fields: list[bytes], *bodies: bytes) -> None:
         self.send(b"".join((encode(fields), *bodies)), self.close)
 
-    def _hung_up(self):
+    def _hung_up(self) -> None:
         self._gone = True
         self._loop.mute(self._fd)
         if self._job is None:
@@ -80,7 +91,7 @@ class Connection:
         else:
             self._job.lost()
 
-    def _on_event(self, events):
+    def _on_event(self, events: int) -> None:
         if events & select.EPOLLOUT and self._out:
             self._flush()
         if self._closed or self._gone:
@@ -90,7 +101,7 @@ class Connection:
         elif events & (select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR):
             self._hung_up()
 
-    def _flush(self):
+    def _flush(self) -> None:
         try:
             self._out = self._out[self._sock.send(self._out) :]
         except BlockingIOError:
@@ -100,10 +111,11 @@ class Connection:
             return
         if not self._out:
             then, self._then = self._then, None
-            then()
+            if then is not None:
+                then()
         self._update()
 
-    def _read(self):
+    def _read(self) -> None:
         try:
             data = self._sock.recv(CHUNK_BYTES)
         except BlockingIOError:
@@ -128,7 +140,7 @@ class Connection:
             self._head = bytearray()
         self._body(data[: self._left])
 
-    def _start(self, fields):
+    def _start(self, fields: list[bytes]) -> None:
         kind = fields[0]
         if kind == b"exec":
             self._job = Exec(self._loop, self, fields, self._base_env)
@@ -139,10 +151,12 @@ class Connection:
         elif kind == b"ping":
             self._job = Ping(self)
         else:
-            raise ValueError("unknown operation %r" % kind)
+            raise ValueError(f"unknown operation {kind!r}")
         self._left = self._job.body_bytes
 
-    def _body(self, data):
+    def _body(self, data: bytes) -> None:
+        if self._job is None:
+            return
         self._left -= len(data)
         if data:
             self._job.feed(data)

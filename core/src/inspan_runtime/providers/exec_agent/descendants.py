@@ -1,11 +1,13 @@
 """Find the processes that came from one, by /proc."""
 
+from __future__ import annotations
+
 import os
 
 
-def children_by_parent():
+def children_by_parent() -> dict[int, list[int]]:
     """Return {parent pid: [pids]} of all that /proc shows; not every kernel has /proc/P/task/T/children."""
-    tree = {}
+    tree: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
@@ -19,9 +21,11 @@ def children_by_parent():
     return tree
 
 
-def descendants_of(pid):
+def descendants_of(pid: int) -> list[int]:
     """Return the pids of all living descendants."""
-    tree, found, queue = children_by_parent(), [], [pid]
+    tree = children_by_parent()
+    found: list[int] = []
+    queue = [pid]
     while queue:
         for child in tree.get(queue.pop(), ()):
             found.append(child)

@@ -1,19 +1,25 @@
 """Receive and send one file, without following a link in its last component."""
 
+from __future__ import annotations
+
 import os
 import stat
 import struct
 
 from inspan_runtime.providers.exec_agent.frames import encode
+from inspan_runtime.providers.exec_agent.lean import TYPE_CHECKING
 
 CHUNK_BYTES = 256 * 1024
+
+if TYPE_CHECKING:
+    from inspan_runtime.providers.exec_agent.connections import Connection
 
 
 class Refused(Exception):
     """A file operation that is refused; args: kind, message."""
 
 
-def split_path(path):
+def split_path(path: bytes) -> tuple[bytes, bytes]:
     """Return (parent, name) of an absolute path that can name a file."""
     parent, _, name = path.rpartition(b"/")
     if not path.startswith(b"/") or b"\0" in path or name in (b"", b".", b".."):
@@ -21,7 +27,7 @@ def split_path(path):
     return parent or b"/", name
 
 
-def kind_of(mode):
+def kind_of(mode: int) -> bytes:
     """Return what a thing is, when it is no regular file."""
     kinds = ((stat.S_ISLNK, b"a symbolic link"), (stat.S_ISDIR, b"a folder"), (stat.S_ISFIFO, b"a FIFO"),
              (stat.S_ISSOCK, b"a socket"))  # fmt: skip
@@ -31,33 +37,34 @@ def kind_of(mode):
 class Upload:
     """A file that is being received, beside its final name until it is whole."""
 
-    def __init__(self, connection, fields):
+    def __init__(self, connection: Connection, fields: list[bytes]) -> None:
         self._connection = connection
         self.body_bytes = int(fields[3])
         self._mode = int(fields[2])
-        self._error = None
-        self._folder = self._file = None
+        self._error: list[bytes] | None = None
+        self._folder: int | None = None
+        self._file: int | None = None
         try:
             parent, self._name = split_path(fields[1])
             os.makedirs(parent, exist_ok=True)
             self._folder = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            self._refuse_taken()
+            self._refuse_taken(self._folder)
             self._part = b".inspan-" + os.urandom(8).hex().encode() + b".part"
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             self._file = os.open(self._part, flags, 0o600, dir_fd=self._folder)
         except (Refused, OSError) as error:
             self._fail(error)
 
-    def _refuse_taken(self):
+    def _refuse_taken(self, folder: int) -> None:
         try:
-            mode = os.stat(self._name, dir_fd=self._folder, follow_symlinks=False).st_mode
+            mode = os.stat(self._name, dir_fd=folder, follow_symlinks=False).st_mode
         except FileNotFoundError:
             return
         if not stat.S_ISREG(mode):
             raise Refused(b"unsafe", b"it is " + kind_of(mode))
 
-    def feed(self, data):
-        if self._error is None:
+    def feed(self, data: bytes) -> None:
+        if self._error is None and self._file is not None:
             view = memoryview(data)
             try:
                 while view:
@@ -65,11 +72,11 @@ class Upload:
             except OSError as error:
                 self._fail(error)
 
-    def finish(self):
+    def finish(self) -> None:
         try:
-            if self._error is None:
+            if self._error is None and self._file is not None and self._folder is not None:
                 os.fchmod(self._file, self._mode)
-                self._refuse_taken()
+                self._refuse_taken(self._folder)
                 os.rename(self._part, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
         except (Refused, OSError) as error:
             self._fail(error)
@@ -79,28 +86,28 @@ class Upload:
         else:
             self._connection.reply(self._error)
 
-    def _fail(self, error):
+    def _fail(self, error: Refused | OSError) -> None:
         self._error = describe(error)
         if self._file is not None:
             try:
                 os.unlink(self._part, dir_fd=self._folder)
-            except OSError:
+            except OSError:  # Whoever removed it did what is wanted.
                 pass
         self._release()
 
-    def _release(self):
+    def _release(self) -> None:
         for fd in (self._file, self._folder):
             if fd is not None:
                 os.close(fd)
         self._file = self._folder = None
 
-    def lost(self):
+    def lost(self) -> None:
         if self._error is None and self._file is not None:
             self._fail(Refused(b"lost", b""))
         self._connection.close()
 
 
-def describe(error):
+def describe(error: Refused | OSError) -> list[bytes]:
     """Return the reply fields of a failed file operation."""
     if isinstance(error, Refused):
         return list(error.args)
@@ -113,9 +120,9 @@ class Download:
 
     body_bytes = 0
 
-    def __init__(self, connection, fields):
+    def __init__(self, connection: Connection, fields: list[bytes]) -> None:
         self._connection = connection
-        self._file = None
+        self._file: int | None = None
         path, limit, tail = fields[1], int(fields[2]), fields[3] == b"tail"
         try:
             split_path(path)
@@ -127,7 +134,7 @@ class Download:
                     raise Refused(b"unsafe", b"it is " + kind_of(found.st_mode))
                 if found.st_size > limit and not tail:
                     raise Refused(b"too_large", b"%d" % found.st_size)
-                self._file = os.open("/proc/self/fd/%d" % handle, os.O_RDONLY | os.O_CLOEXEC)
+                self._file = os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_CLOEXEC)
             finally:
                 os.close(handle)
             os.lseek(self._file, max(0, found.st_size - limit), os.SEEK_SET)
@@ -137,12 +144,16 @@ class Download:
         self._left = limit
         connection.send(encode([b"ok", b"%d" % found.st_size]), self._more)
 
-    def finish(self):
+    def feed(self, data: bytes) -> None:
         """A download has no body."""
 
-    def _more(self):
+    def finish(self) -> None:
+        """A download has no body."""
+
+    def _more(self) -> None:
         try:
-            data = os.read(self._file, min(CHUNK_BYTES, self._left)) if self._left else b""
+            size = min(CHUNK_BYTES, self._left)
+            data = os.read(self._file, size) if self._file is not None else b""
         except OSError:
             self.lost()
             return
@@ -150,12 +161,14 @@ class Download:
         if data:
             self._connection.send(struct.pack(">I", len(data)) + data, self._more)
         else:
-            os.close(self._file)
-            self._file = None
+            self._release()
             self._connection.send(struct.pack(">I", 0), self._connection.close)
 
-    def lost(self):
+    def lost(self) -> None:
+        self._release()
+        self._connection.close()
+
+    def _release(self) -> None:
         if self._file is not None:
             os.close(self._file)
             self._file = None
-        self._connection.close()

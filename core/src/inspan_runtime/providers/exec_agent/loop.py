@@ -1,55 +1,59 @@
 """An epoll loop: descriptors, timers and dead children, on one thread."""
 
+from __future__ import annotations
+
 import os
 import select
 import time
 
-# The public module `signal` imports enum: 5 ms of every sandbox's start.
-import _signal
+from inspan_runtime.providers.exec_agent.lean import TYPE_CHECKING, signal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Loop:
     """Call handlers; descriptors are closed after a batch, so that no event reaches a number's next owner."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._epoll = select.epoll()
-        self._handlers = {}
-        self._doomed = []
-        self._timers = {}
-        self.children = {}
+        self._handlers: dict[int, Callable[[int], object]] = {}
+        self._doomed: list[int] = []
+        self._timers: dict[object, tuple[float, Callable[[], object]]] = {}
+        self.children: dict[int, Callable[[int], object]] = {}
         self._woken, wakes = os.pipe()
         os.set_blocking(self._woken, False)
         os.set_blocking(wakes, False)
-        _signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
-        _signal.signal(_signal.SIGCHLD, lambda _number, _frame: None)
+        signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         self.watch(self._woken, select.EPOLLIN, self._on_signal)
 
-    def watch(self, fd, mask, handler):
+    def watch(self, fd: int, mask: int, handler: Callable[[int], object]) -> None:
         self._handlers[fd] = handler
         self._epoll.register(fd, mask)
 
-    def change(self, fd, mask):
+    def change(self, fd: int, mask: int) -> None:
         self._epoll.modify(fd, mask)
 
-    def mute(self, fd):
+    def mute(self, fd: int) -> None:
         """No more events of it: a peer that hung up would be reported without end."""
         if self._handlers.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
-    def close(self, fd):
+    def close(self, fd: int) -> None:
         self.mute(fd)
         self._doomed.append(fd)
 
-    def call_at(self, when, action):
+    def call_at(self, when: float, action: Callable[[], object]) -> object:
         """Call `action` at the monotonic second `when`; `cancel` takes what this returns."""
         token = object()
         self._timers[token] = (when, action)
         return token
 
-    def cancel(self, token):
+    def cancel(self, token: object) -> None:
         self._timers.pop(token, None)
 
-    def turn(self):
+    def turn(self) -> None:
         """Wait for something, and serve it."""
         wait = (
             min(self._timers.values(), key=lambda timer: timer[0])[0] - time.monotonic()
@@ -68,14 +72,14 @@ class Loop:
             if when <= now and self._timers.pop(token, None) is not None:
                 action()
 
-    def _on_signal(self, _events):
+    def _on_signal(self, _events: int) -> None:
         try:
             os.read(self._woken, 4096)
         except BlockingIOError:
             pass
         self.reap()
 
-    def reap(self):
+    def reap(self) -> None:
         """Collect every dead child; of those in `children` (pid: action) the action gets the status."""
         while True:
             try:

@@ -1,17 +1,16 @@
 """Start the agent: take the keeper's orders, bind what is reached, serve until the lifeline ends."""
 
+from __future__ import annotations
+
 import ctypes
 import os
 import select
 import struct
 import time
 
-# The public modules `signal` and `socket` import enum and selectors: 8 ms of every sandbox's start.
-import _signal
-import _socket
-
 from inspan_runtime.providers.exec_agent.connections import Connection
 from inspan_runtime.providers.exec_agent.descendants import descendants_of
+from inspan_runtime.providers.exec_agent.lean import TYPE_CHECKING, accept, signal, socket
 from inspan_runtime.providers.exec_agent.loop import Loop
 
 LISTEN_FD = 4
@@ -21,26 +20,28 @@ PR_SET_DUMPABLE = 4
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 
+if TYPE_CHECKING:
+    from typing import Any
 
-def bind_reach(addresses):
+
+def bind_reach(addresses: list[tuple[str, int]]) -> list[socket.socket]:
     """Return listeners on the given (host, port) pairs of this network namespace."""
     listeners = []
     for host, port in addresses:
-        family = _socket.AF_INET6 if ":" in host else _socket.AF_INET
-        listener = _socket.socket(family, _socket.SOCK_STREAM)
-        listener.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))
             listener.listen(1024)
         except OSError as error:
-            raise OSError(
-                error.errno, "cannot listen on %s:%d inside: %s" % (host, port, error.strerror)
-            ) from None
+            message = f"cannot listen on {host}:{port} inside: {error.strerror}"
+            raise OSError(error.errno, message) from None
         listeners.append(listener)
     return listeners
 
 
-def end_descendants(own_pid):
+def end_descendants(own_pid: int) -> None:
     """Kill all that came from a process, until nothing of it lives; for a sandbox without a pid namespace."""
     deadline = time.monotonic() + SHUTDOWN_LIMIT_S
     while time.monotonic() < deadline:
@@ -49,7 +50,7 @@ def end_descendants(own_pid):
             return
         for pid in found:
             try:
-                os.kill(pid, _signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
         try:
@@ -59,7 +60,7 @@ def end_descendants(own_pid):
             pass
 
 
-def protect():
+def protect() -> None:
     """Take a neutral name, adopt orphans, and keep the sandbox's other processes from tracing this one."""
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_NAME, b"init", 0, 0, 0)
@@ -67,7 +68,7 @@ def protect():
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
-def main(control_fd, orders):
+def main(control_fd: int, orders: dict[str, Any]) -> None:
     """Serve.
 
     Args:
@@ -79,9 +80,9 @@ def main(control_fd, orders):
     os.closerange(max(control_fd, LISTEN_FD) + 1, FOREIGN_FDS_END)
     os.chdir("/")
     os.umask(0o022)
-    control = _socket.socket(fileno=control_fd)
-    for one in (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP):
-        _signal.signal(one, _signal.SIG_IGN)
+    control = socket.socket(fileno=control_fd)
+    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(one, signal.SIG_IGN)
     try:
         protect()
         os.makedirs(orders["workdir"], exist_ok=True)
@@ -89,29 +90,27 @@ def main(control_fd, orders):
     except OSError as error:
         control.send(b"E" + str(error).encode("utf-8", "replace"))
         os._exit(1)
-    numbers = struct.pack("%di" % len(listeners), *[one.fileno() for one in listeners])
-    control.sendmsg([b"R"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, numbers)] if listeners else [])
-    for one in listeners:
-        one.close()
+    numbers = struct.pack(f"{len(listeners)}i", *[one.fileno() for one in listeners])
+    control.sendmsg([b"R"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)] if listeners else [])
+    for listener in listeners:
+        listener.close()
     serve(control, orders)
 
 
-def serve(control, orders):
+def serve(control: socket.socket, orders: dict[str, Any]) -> None:
     loop = Loop()
-    listener = _socket.socket(fileno=LISTEN_FD)
+    listener = socket.socket(fileno=LISTEN_FD)
     listener.setblocking(False)
 
-    def on_keeper(_events):
+    def on_keeper(_events: int) -> None:
         if not orders["isolated"]:
             end_descendants(os.getpid())
         os._exit(0)
 
-    def on_client(_events):
-        try:
-            fd, _ = listener._accept()
-        except OSError:
-            return
-        Connection(loop, _socket.socket(fileno=fd), orders["env"])
+    def on_client(_events: int) -> None:
+        sock = accept(listener)
+        if sock is not None:
+            Connection(loop, sock, orders["env"])
 
     loop.watch(control.fileno(), select.EPOLLIN | select.EPOLLRDHUP, on_keeper)
     loop.watch(LISTEN_FD, select.EPOLLIN, on_client)

@@ -1,14 +1,20 @@
 """Forward connections from a listener in the sandbox's network namespace to the same port of the host."""
 
+from __future__ import annotations
+
 import select
 
-# The public module `socket` imports enum and selectors: 8 ms of every sandbox's start.
-import _socket
+from inspan_runtime.providers.exec_agent.lean import TYPE_CHECKING, accept, socket
 
 BUFFER_BYTES = 256 * 1024
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-def open_forward(loop, listener, address):
+    from inspan_runtime.providers.exec_agent.loop import Loop
+
+
+def open_forward(loop: Loop, listener: socket.socket, address: tuple[str, int]) -> None:
     """Serve a listener.
 
     Args:
@@ -18,12 +24,10 @@ def open_forward(loop, listener, address):
     """
     listener.setblocking(False)
 
-    def on_client(_events):
-        try:
-            fd, _ = listener._accept()
-        except OSError:
-            return
-        Forward(loop, _socket.socket(fileno=fd), address)
+    def on_client(_events: int) -> None:
+        sock = accept(listener)
+        if sock is not None:
+            Forward(loop, sock, address)
 
     loop.watch(listener.fileno(), select.EPOLLIN, on_client)
 
@@ -31,10 +35,10 @@ def open_forward(loop, listener, address):
 class Forward:
     """Two sockets and a buffer each way."""
 
-    def __init__(self, loop, inner, address):
+    def __init__(self, loop: Loop, inner: socket.socket, address: tuple[str, int]) -> None:
         self._loop = loop
-        family = _socket.AF_INET6 if ":" in address[0] else _socket.AF_INET
-        outer = _socket.socket(family, _socket.SOCK_STREAM)
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        outer = socket.socket(family, socket.SOCK_STREAM)
         self._socks = (inner, outer)
         self._buffers = [
             memoryview(b""),
@@ -44,8 +48,8 @@ class Forward:
         self._connected = False
         for index, sock in enumerate(self._socks):
             sock.setblocking(False)
-            sock.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
-            loop.watch(sock.fileno(), 0, lambda events, index=index: self._on_event(index, events))
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            loop.watch(sock.fileno(), 0, self._handler(index))
         try:
             outer.connect(address)
         except BlockingIOError:
@@ -55,7 +59,10 @@ class Forward:
             return
         self._update()
 
-    def _update(self):
+    def _handler(self, index: int) -> Callable[[int], None]:
+        return lambda events: self._on_event(index, events)
+
+    def _update(self) -> None:
         for index, sock in enumerate(self._socks):
             mask = 0
             if not self._buffers[index] and not self._ended[index] and (self._connected or index == 0):
@@ -64,12 +71,12 @@ class Forward:
                 mask |= select.EPOLLOUT
             self._loop.change(sock.fileno(), mask)
 
-    def _on_event(self, index, events):
+    def _on_event(self, index: int, events: int) -> None:
         try:
             if index == 1 and not self._connected:
                 if not events & (select.EPOLLOUT | select.EPOLLERR | select.EPOLLHUP):
                     return
-                failed = self._socks[1].getsockopt(_socket.SOL_SOCKET, _socket.SO_ERROR)
+                failed = self._socks[1].getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if failed:
                     raise OSError(failed, "cannot connect")
                 self._connected = True
@@ -89,7 +96,7 @@ class Forward:
             return
         self._update()
 
-    def _read(self, index):
+    def _read(self, index: int) -> None:
         if self._ended[index]:
             raise OSError(104, "hung up both ways")
         data = self._socks[index].recv(BUFFER_BYTES)
@@ -101,20 +108,20 @@ class Forward:
             self._ended[index] = True
             self._finish(index)
 
-    def _write(self, index):
+    def _write(self, index: int) -> None:
         """Write what was read from socket `index` to the other."""
         if self._buffers[index]:
             sent = self._socks[1 - index].send(self._buffers[index])
             self._buffers[index] = self._buffers[index][sent:]
         self._finish(index)
 
-    def _finish(self, index):
+    def _finish(self, index: int) -> None:
         if self._ended[index] and not self._buffers[index] and (self._connected or index == 1):
             try:
-                self._socks[1 - index].shutdown(_socket.SHUT_WR)
+                self._socks[1 - index].shutdown(socket.SHUT_WR)
             except OSError:  # The other side is gone already.
                 pass
 
-    def _close(self):
+    def _close(self) -> None:
         for sock in self._socks:
             self._loop.close(sock.detach())

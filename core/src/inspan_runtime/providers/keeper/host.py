@@ -1,5 +1,7 @@
 """The kernel calls of the keeper that Python has no function for."""
 
+from __future__ import annotations
+
 import ctypes
 import os
 
@@ -15,37 +17,37 @@ KEYCTL_NUMBERS = {"x86_64": 250, "aarch64": 219, "riscv64": 219}
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _check(result, what):
+def _check(result: int, what: str) -> None:
     if result != 0:
         number = ctypes.get_errno()
-        raise OSError(number, "%s: %s" % (what, os.strerror(number)))
+        raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
-def adopt_orphans():
+def adopt_orphans() -> None:
     """Become the parent of every orphaned descendant, under a neutral name."""
     _check(_libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "cannot become a subreaper")
     _libc.prctl(PR_SET_NAME, b"inspan-keeper", 0, 0, 0)
 
 
-def leave_session_keyring():
+def leave_session_keyring() -> None:
     """Take an empty session keyring: who possesses the server's may use its keys."""
     number = KEYCTL_NUMBERS.get(os.uname().machine)
     if number is not None:
         _libc.syscall(number, KEYCTL_JOIN_SESSION_KEYRING, None)
 
 
-def enter_private_mounts():
+def enter_private_mounts() -> None:
     """Get a mount namespace whose mounts nobody else sees; unmounts of the host still arrive."""
     _check(_libc.unshare(CLONE_NEWNS), "cannot make a mount namespace")
     _check(_libc.mount(None, b"/", None, MS_REC | MS_SLAVE, None), "cannot make the mounts private")
 
 
-def mount(kind, target, options, flags=0):
+def mount(kind: str, target: bytes, options: bytes, flags: int = 0) -> None:
     source = b"inspan"
-    result = _libc.mount(source, os.fsencode(target), kind.encode(), flags, os.fsencode(options))
-    _check(result, "cannot mount %s at %s" % (kind, target))
+    result = _libc.mount(source, target, kind.encode(), flags, options)
+    _check(result, f"cannot mount {kind} at {os.fsdecode(target)}")
 
 
-def unmount(target):
+def unmount(target: bytes) -> None:
     """Detach a mount; one that is not there is fine."""
-    _libc.umount2(os.fsencode(target), MNT_DETACH)
+    _libc.umount2(target, MNT_DETACH)

@@ -1,9 +1,12 @@
 """Build a sandbox's root and start its agent, directly or under bubblewrap."""
 
+from __future__ import annotations
+
 import fcntl
 import os
 import stat
 
+from inspan_runtime.providers.exec_agent.lean import TYPE_CHECKING
 from inspan_runtime.providers.keeper.host import MS_NODEV, MS_NOSUID, enter_private_mounts, mount
 
 CONTROL_FD, LISTEN_FD, INFO_FD, BLOCK_FD = 3, 4, 5, 6
@@ -12,25 +15,28 @@ ID_MAP = b"0 0 65536"
 SPACE = b"space"
 MERGED = SPACE + b"/merged"
 
+if TYPE_CHECKING:
+    from typing import Any
+
 
 class LaunchError(Exception):
     """The sandbox cannot be started; args: kind (``overlay`` or ``create``), message."""
 
 
-def out_of_the_way(fd):
+def out_of_the_way(fd: int) -> int:
     """Move a descriptor above all numbers that a child gets."""
     moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FIRST_FREE_FD)
     os.close(fd)
     return moved
 
 
-def spawn(path, argv, fds, env=None):
+def spawn(path: str, argv: list[str], fds: dict[int, int]) -> int:
     """Start a program with exactly the given descriptors: {number there: number here}."""
     actions = [(os.POSIX_SPAWN_DUP2, here, there) for there, here in fds.items()]
-    return os.posix_spawn(path, argv, env or {}, file_actions=actions)
+    return os.posix_spawn(path, argv, {}, file_actions=actions)
 
 
-def prepare_root(root):
+def prepare_root(root: dict[str, Any]) -> None:
     """Mount the private writable root at ``space/merged`` of the state folder, the working directory.
 
     Args:
@@ -50,7 +56,7 @@ def prepare_root(root):
         raise LaunchError("overlay", str(error)) from error
 
 
-def _overlay(lower, name, target, root):
+def _overlay(lower: bytes, name: bytes, target: bytes, root: dict[str, Any] | None) -> None:
     upper, work = SPACE + b"/" + name, SPACE + b"/" + name + b".work"
     os.mkdir(upper, 0o755)
     os.mkdir(work, 0o755)
@@ -62,19 +68,19 @@ def _overlay(lower, name, target, root):
     mount("overlay", target, options)
 
 
-def _escape(path):
+def _escape(path: bytes) -> bytes:
     for one in (b"\\", b",", b":"):
         path = path.replace(one, b"\\" + one)
     return path
 
 
-def _copy_attributes(source, target):
+def _copy_attributes(source: bytes, target: bytes) -> None:
     found = os.stat(source)
     os.chown(target, found.st_uid, found.st_gid)
     os.chmod(target, stat.S_IMODE(found.st_mode))
 
 
-def _make_parents(root, upper, path):
+def _make_parents(root: dict[str, Any], upper: bytes, path: bytes) -> None:
     done = b""
     for part in path.split(b"/")[:-1]:
         done = os.path.join(done, part)
@@ -85,7 +91,7 @@ def _make_parents(root, upper, path):
                 _copy_attributes(os.path.join(root["lower"], done), made)
 
 
-def _prepare_upper(root, upper):
+def _prepare_upper(root: dict[str, Any], upper: bytes) -> None:
     """Write what hides parts of the lower tree: nothing inside can undo it."""
     for path in root["hidden"]:
         _make_parents(root, upper, path)
@@ -103,7 +109,7 @@ def _prepare_upper(root, upper):
         os.chmod(os.path.join(upper, path), mode)
 
 
-def start_agent(orders, control, listener, log):
+def start_agent(orders: dict[str, Any], control: int, listener: int, log: int) -> tuple[int, int]:
     """Start the agent.
 
     Args:
@@ -130,33 +136,32 @@ def start_agent(orders, control, listener, log):
             os.close(fd)
 
 
-def _start_bubblewrap(orders, fds):
+def _start_bubblewrap(orders: dict[str, Any], fds: dict[int, int]) -> tuple[int, int]:
     info, info_end = os.pipe()
     block, unblock = os.pipe()
-    info_end, block = out_of_the_way(info_end), out_of_the_way(block)
+    theirs = [out_of_the_way(info_end), out_of_the_way(block)]
     try:
-        fds = {**fds, INFO_FD: info_end}
+        fds = {**fds, INFO_FD: theirs[0]}
         if orders["map_ids"]:
-            fds[BLOCK_FD] = block
+            fds[BLOCK_FD] = theirs[1]
         pid = spawn(orders["executable"], orders["bwrap"] + orders["argv"], fds)
-        os.close(info_end)
-        info_end = None
+        while theirs:
+            os.close(theirs.pop())
         agent_pid = _agent_pid(info)
         if orders["map_ids"]:
             for name in ("uid_map", "gid_map"):
-                with open("/proc/%d/%s" % (agent_pid, name), "wb") as file:
+                with open(f"/proc/{agent_pid}/{name}", "wb") as file:
                     file.write(ID_MAP)
             os.write(unblock, b"1")
         return pid, agent_pid
     except OSError as error:
-        raise LaunchError("create", "bubblewrap did not start: %s" % error) from error
+        raise LaunchError("create", f"bubblewrap did not start: {error}") from error
     finally:
-        for fd in (info, info_end, block, unblock):
-            if fd is not None:
-                os.close(fd)
+        for fd in (info, unblock, *theirs):
+            os.close(fd)
 
 
-def _agent_pid(info):
+def _agent_pid(info: int) -> int:
     """Read bubblewrap's ``{"child-pid": 123, ...}``."""
     data = b""
     while b"}" not in data:

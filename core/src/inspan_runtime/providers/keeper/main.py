@@ -1,16 +1,15 @@
 """The keeper's life: start the sandbox, keep it, end it."""
 
+from __future__ import annotations
+
 import os
 import select
 import struct
 import time
 
-# The public modules `signal` and `socket` import enum and selectors: 8 ms of every sandbox's start.
-import _signal
-import _socket
-
 from inspan_runtime.providers.exec_agent.descendants import descendants_of
 from inspan_runtime.providers.exec_agent.frames import decode, encode
+from inspan_runtime.providers.exec_agent.lean import TYPE_CHECKING, accept, signal, socket
 from inspan_runtime.providers.exec_agent.loop import Loop
 from inspan_runtime.providers.keeper.forwards import open_forward
 from inspan_runtime.providers.keeper.host import adopt_orphans, leave_session_keyring, unmount
@@ -30,8 +29,11 @@ END_LIMIT_S = 10.0
 POLL_S = 0.0005
 LOG_LIMIT_BYTES = 4096
 
+if TYPE_CHECKING:
+    from typing import Any
 
-def main(server_fd, orders):
+
+def main(server_fd: int, orders: dict[str, Any]) -> None:
     """Keep one sandbox.
 
     Args:
@@ -45,9 +47,9 @@ def main(server_fd, orders):
         os._exit(0)
     for fd in (server_fd, orders["lock_fd"]):
         os.set_inheritable(fd, False)
-    for one in (_signal.SIGINT, _signal.SIGHUP):
-        _signal.signal(one, _signal.SIG_IGN)
-    server = _socket.socket(fileno=server_fd)
+    for one in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(one, signal.SIG_IGN)
+    server = socket.socket(fileno=server_fd)
     os.chdir(orders["state"])
     keeper = Keeper(orders)
     try:
@@ -57,7 +59,7 @@ def main(server_fd, orders):
             kind, message = error.args if isinstance(error, LaunchError) else ("create", str(error))
             message = ": ".join(filter(None, (message, _log())))
             keeper.end()
-            server.send(("E%s:%s" % (kind, message)).encode("utf-8", "replace"))
+            server.send(f"E{kind}:{message}".encode("utf-8", "replace"))
             return
         if keeper.is_acknowledged(server):
             server.close()
@@ -70,26 +72,27 @@ def main(server_fd, orders):
 class Keeper:
     """One sandbox; the working directory is its state folder."""
 
-    def __init__(self, orders):
+    def __init__(self, orders: dict[str, Any]) -> None:
         self._orders = orders
         self._folder = orders["state"]
         self._loop = Loop()
-        self._child = self._agent_handle = None
+        self._child: int | None = None
+        self._agent_handle: int | None = None
         self._ended = self._dead = False
         ttl_s = orders["ttl_s"]
         self._expires = None if ttl_s is None else time.monotonic() + ttl_s
         adopt_orphans()
         leave_session_keyring()
 
-    def start(self, server):
-        """Make the root and the agent, and wait until the agent answers; the creator may give up meanwhile."""
+    def start(self, server: socket.socket) -> None:
+        """Make the root and the agent, and wait for the agent's word; the creator may give up meanwhile."""
         orders = self._orders
         if orders["root"] is not None:
             prepare_root(orders["root"])
         log = out_of_the_way(os.open("log", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600))
         agent_listener = self._listen("agent.sock")
         self._control_listener = self._listen("control.sock")
-        self._agent, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        self._agent, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         pids = start_agent(
             orders, out_of_the_way(theirs.detach()), out_of_the_way(agent_listener.detach()), log
         )
@@ -104,13 +107,13 @@ class Keeper:
             pass  # Its end is seen, and its words are read, below.
         self._await_ready(server)
 
-    def _listen(self, name):
-        listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    def _listen(self, name: str) -> socket.socket:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(name)
         listener.listen(BACKLOG)
         return listener
 
-    def _await_ready(self, server):
+    def _await_ready(self, server: socket.socket) -> None:
         poller = select.poll()
         for sock in (server, self._agent):
             poller.register(sock.fileno(), select.POLLIN)
@@ -118,20 +121,20 @@ class Keeper:
         if server.fileno() in ready:
             raise LaunchError("create", "given up by its creator")
         if not ready:
-            raise LaunchError("create", "the agent did not start within %g s" % START_LIMIT_S)
+            raise LaunchError("create", f"the agent did not start within {START_LIMIT_S:g} s")
         try:
-            space = _socket.CMSG_SPACE(4 * len(self._orders["reach"]) + 4)
+            space = socket.CMSG_SPACE(4 * len(self._orders["reach"]) + 4)
             data, ancillary, _, _ = self._agent.recvmsg(4096, space)
         except ConnectionResetError:  # It ended with orders unread.
             data, ancillary = b"", []
         if not data.startswith(b"R"):
             raise LaunchError("create", data[1:].decode("utf-8", "replace") or "the agent did not start")
         numbers = [fd for _, _, raw in ancillary for (fd,) in struct.iter_unpack("i", raw)]
-        for fd, address in zip(numbers, self._orders["reach"]):
+        for fd, address in zip(numbers, self._orders["reach"], strict=True):
             os.set_inheritable(fd, False)
-            open_forward(self._loop, _socket.socket(fileno=fd), address)
+            open_forward(self._loop, socket.socket(fileno=fd), address)
 
-    def is_acknowledged(self, server):
+    def is_acknowledged(self, server: socket.socket) -> bool:
         """Tell the creator, and wait for its answer: a creation that nobody took is undone."""
         server.send(b"R")
         server.settimeout(ACKNOWLEDGE_LIMIT_S)
@@ -148,10 +151,10 @@ class Keeper:
             pass
         return True
 
-    def run(self):
+    def run(self) -> None:
         """Serve until the sandbox has ended."""
         self._control_listener.setblocking(False)
-        _signal.signal(_signal.SIGTERM, self._on_dead)
+        signal.signal(signal.SIGTERM, self._on_dead)
         self._loop.watch(self._control_listener.fileno(), select.EPOLLIN, self._on_client)
         self._loop.watch(self._agent.fileno(), select.EPOLLRDHUP, self._on_dead)
         if self._expires is not None:
@@ -160,23 +163,22 @@ class Keeper:
         while not self._dead:
             self._loop.turn()
 
-    def _on_child_dead(self, _status):
+    def _on_child_dead(self, _status: int) -> None:
         self._child = None
         self._dead = True
 
-    def _on_dead(self, *_):
+    def _on_dead(self, *_: object) -> None:
         self._dead = True
 
-    def _on_client(self, _events):
-        try:
-            fd, _ = self._control_listener._accept()
-        except OSError:
+    def _on_client(self, _events: int) -> None:
+        sock = accept(self._control_listener)
+        if sock is None:
             return
-        sock = _socket.socket(fileno=fd)
+        fd = sock.fileno()
         sock.setblocking(False)
         received = bytearray()
 
-        def on_data(_events):
+        def on_data(_events: int) -> None:
             try:
                 data = sock.recv(4096)
                 received.extend(data)
@@ -196,7 +198,7 @@ class Keeper:
 
         self._loop.watch(fd, select.EPOLLIN, on_data)
 
-    def end(self):
+    def end(self) -> bool:
         """Kill all that lives in the sandbox, wait for it, take the mounts and the folder away.
 
         Returns:
@@ -228,16 +230,16 @@ class Keeper:
         self._remove_folder()
         return True
 
-    def _kill_known(self):
+    def _kill_known(self) -> None:
         if self._agent_handle is not None:
             try:
-                _signal.pidfd_send_signal(self._agent_handle, _signal.SIGKILL)
+                signal.pidfd_send_signal(self._agent_handle, signal.SIGKILL)
             except ProcessLookupError:
                 pass
         if self._child is not None:  # Not reaped yet, so the number is still its own.
-            os.kill(self._child, _signal.SIGKILL)
+            os.kill(self._child, signal.SIGKILL)
 
-    def _remove_folder(self):
+    def _remove_folder(self) -> None:
         """Remove what is known to be there; only a sandbox without isolation has a folder of free content."""
         for name in ("ready", "agent.sock", "control.sock", "log", "meta.json"):
             try:
@@ -259,15 +261,15 @@ class Keeper:
                 pass
 
 
-def kill_all(pids):
+def kill_all(pids: list[int]) -> None:
     for pid in pids:
         try:
-            os.kill(pid, _signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
 
 
-def _log():
+def _log() -> str:
     with open("log", "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - LOG_LIMIT_BYTES))
         return file.read().decode("utf-8", "replace").strip()
