@@ -82,9 +82,6 @@ def _reader(hint: Any) -> Reader:
 
 
 _READERS: Mapping[type, Mapping[str, Reader]] = {
-    kind: {
-        field.name: _reader(get_type_hints(kind)[field.name])
-        for field in attrs.fields(kind)
-    }
+    kind: {field.name: _reader(get_type_hints(kind)[field.name]) for field in attrs.fields(kind)}
     for kind in EVENT_TYPES
 }
