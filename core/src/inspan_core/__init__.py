@@ -1,4 +1,4 @@
-"""The pure session machine of inspan, its wire types, its hooks, and the Protocols of sandboxes and harnesses.
+"""The pure session machine of inspan, its wire types, its hooks, and what sandboxes and harnesses must be.
 
 Nothing here reads a clock, the environment, a file or the network. Read `inspan_core.tables` first.
 """
