@@ -204,23 +204,24 @@ async def test_a_close_during_the_set_up_wins(resources, folders, gate):
     held = anyio.Event()
     setattr(folders, gate, held)
     answers = {}
-    async with resources() as (url,), anyio.create_task_group() as tasks:
+    with anyio.fail_after(20):
+        async with resources() as (url,), anyio.create_task_group() as tasks:
 
-        async def send(name, path, body):
-            answers[name] = await post(url, path, body)
+            async def send(name, path, body):
+                answers[name] = await post(url, path, body)
 
-        tasks.start_soon(send, "seed", "/seed_session", SEED)
-        with anyio.fail_after(10):
-            while not folders.made:  # noqa: ASYNC110 - the provider tells by its list
-                await anyio.sleep(0.01)
-        tasks.start_soon(send, "close", "/close_session", CLOSE)
-        if gate == "create_gate":
-            # The creation is joined: the close is answered only after it.
-            with pytest.raises(httpx.ReadTimeout):
-                async with httpx.AsyncClient(trust_env=False, timeout=0.3) as client:
-                    await client.post(url + "/close_session", json=CLOSE)
-            assert "close" not in answers
-            held.set()
+            tasks.start_soon(send, "seed", "/seed_session", SEED)
+            with anyio.fail_after(10):
+                while not folders.made:  # noqa: ASYNC110 - the provider tells by its list
+                    await anyio.sleep(0.01)
+            tasks.start_soon(send, "close", "/close_session", CLOSE)
+            if gate == "create_gate":
+                # The creation is joined: the close is answered only after it.
+                with pytest.raises(httpx.ReadTimeout):
+                    async with httpx.AsyncClient(trust_env=False, timeout=0.3) as client:
+                        await client.post(url + "/close_session", json=CLOSE)
+                assert "close" not in answers
+                held.set()
     assert answers["close"].status_code == 200
     assert answers["seed"].status_code == 409
     assert (folders.alive, folders.made) == (set(), ["res-1"])
