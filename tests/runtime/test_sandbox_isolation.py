@@ -224,11 +224,15 @@ async def test_kernel_cannot_be_changed(provider):
             "ip link set lo down",
         ):
             assert (await sh(sandbox, attempt)).exit_code != 0, attempt
-        find = "find /proc -path '/proc/[0-9]*' -prune -o -path '/proc/*self' -prune -o -type f -perm -200"
+        own = "-path '/proc/[0-9]*' -prune -o -path '/proc/*self' -prune"
+        find = f"find /proc {own} -o -type f -perm -200 -print"
         found = await out(
             sandbox, f"for one in $({find} 2>/dev/null); do ( : >>$one ) 2>/dev/null && echo $one; done; true"
         )
         assert found == b"", "writable kernel files"
+        assert (await out(sandbox, f"{find} 2>/dev/null | wc -l")) != b"0\n", (
+            "the search found nothing to try"
+        )
         status = dict(
             line.split(":\t", 1)
             for line in (await out(sandbox, "cat /proc/self/status")).decode().split("\n")

@@ -1,0 +1,216 @@
+"""How long sandboxes take: ``python benchmarks/sandboxes.py [--provider NAME] [--count N] [--json]``.
+
+Medians of N sandboxes, created one after the other: create to first exec, exec of `true`, upload of 10 MB,
+stop; then how much memory one takes, how fast a 300 MB file is uploaded, a forwarded GET and its throughput,
+and how many sandboxes are created in a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from inspan_core.sandbox import Sandbox, SandboxProvider, SandboxSpec
+from inspan_runtime.providers.bubblewrap import BubblewrapProvider
+from inspan_runtime.providers.local import LocalProvider
+
+PROVIDERS: dict[str, Callable[[dict[str, Any]], SandboxProvider]] = {
+    "local": LocalProvider,
+    "bubblewrap": BubblewrapProvider,
+}
+EXECS = 20
+UPLOAD = os.urandom(10_000_000)
+BIG_FILE_BYTES = 300_000_000
+STREAM_BYTES = 200_000_000
+TOGETHER = 20
+TARGETS_MS = {"create_to_first_exec_ms": 60.0, "exec_ms": 3.0, "upload_10_mb_ms": 40.0, "stop_ms": 20.0}
+FETCH = """
+import socket, sys, time
+port, size = int(sys.argv[1]), int(sys.argv[2])
+times = []
+for _ in range(30):
+    started = time.perf_counter()
+    with socket.create_connection(("127.0.0.1", port)) as sock:
+        sock.sendall(b"1\\n")
+        sock.recv(1)
+    times.append(time.perf_counter() - started)
+started = time.perf_counter()
+with socket.create_connection(("127.0.0.1", port)) as sock:
+    sock.sendall(b"%d\\n" % size)
+    got = 0
+    while data := sock.recv(1 << 20):
+        got += len(data)
+assert got == size, got
+print(sorted(times)[15] * 1000, size / 1e6 / (time.perf_counter() - started))
+"""
+
+
+async def timed(action: Callable[[], Awaitable[Any]]) -> tuple[float, Any]:
+    """Return (milliseconds, result)."""
+    started = time.perf_counter()
+    result = await action()
+    return (time.perf_counter() - started) * 1000, result
+
+
+async def one_life(provider: SandboxProvider, spec: SandboxSpec, key: str) -> dict[str, float]:
+    """Measure one sandbox from its creation to its stop."""
+
+    async def born() -> Sandbox:
+        sandbox = await provider.create(spec, key=key)
+        await sandbox.exec(["true"], timeout_s=20)
+        return sandbox
+
+    create_ms, sandbox = await timed(born)
+    execs = [(await timed(lambda: sandbox.exec(["true"], timeout_s=20)))[0] for _ in range(EXECS)]
+    upload_ms, _ = await timed(lambda: sandbox.upload(f"{spec.workdir}/file", UPLOAD))
+    stop_ms, _ = await timed(sandbox.stop)
+    return {
+        "create_to_first_exec_ms": create_ms,
+        "exec_ms": statistics.median(execs),
+        "upload_10_mb_ms": upload_ms,
+        "stop_ms": stop_ms,
+    }
+
+
+def resident_mib(pids: list[int]) -> float:
+    """Return the proportional set size of processes."""
+    total = 0
+    for pid in pids:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines():
+            if line.startswith("Pss:"):
+                total += int(line.split()[1])
+    return total / 1024
+
+
+def own_processes(state: str) -> list[int]:
+    """Return the keeper of a sandbox and its descendants."""
+    parents: dict[int, int] = {}
+    keeper = None
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_bytes().rsplit(b")", 1)[1].split()[1])
+                is_keeper = (entry / "comm").read_text(encoding="utf-8") == "inspan-keeper\n"
+                if is_keeper and os.readlink(entry / "cwd") == state:
+                    keeper = int(entry.name)
+            except OSError:
+                continue
+    found = [keeper] if keeper is not None else []
+    for pid in found:
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found
+
+
+async def measure_more(provider: SandboxProvider, spec: SandboxSpec) -> dict[str, float]:
+    """Measure memory, a big upload and a forward."""
+    port, close = serve()
+    sandbox = await provider.create(
+        SandboxSpec(workdir=spec.workdir, reach=(f"http://127.0.0.1:{port}",)), key="benchmark more"
+    )
+    try:
+        memory = resident_mib(own_processes(sandbox.descriptor["state"]))
+        with tempfile.NamedTemporaryFile() as file:
+            file.truncate(BIG_FILE_BYTES)
+            upload_ms, _ = await timed(lambda: sandbox.upload_file(f"{spec.workdir}/big", file.name))
+        argv = [sandbox.descriptor["python"], "-I", "-c", FETCH, str(port), str(STREAM_BYTES)]
+        result = await sandbox.exec(argv, timeout_s=60)
+        get_ms, megabytes_per_s = (float(one) for one in result.stdout.split())
+    finally:
+        await sandbox.stop()
+        close()
+    return {
+        "memory_mib": memory,
+        "upload_300_mb_ms": upload_ms,
+        "forwarded_get_ms": get_ms,
+        "forwarded_mb_per_s": megabytes_per_s,
+    }
+
+
+def serve() -> tuple[int, Callable[[], None]]:
+    """Serve as many bytes as a line asks for, on a loopback port."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+    block = bytes(1 << 20)
+
+    def answer(connection: socket.socket) -> None:
+        with connection:
+            left = int(connection.recv(100))
+            while left:
+                left -= connection.send(block[: min(left, len(block))])
+
+    def accept() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=answer, args=(connection,), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+
+    def close() -> None:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+
+    return listener.getsockname()[1], close
+
+
+async def created_per_s(provider: SandboxProvider, spec: SandboxSpec) -> float:
+    """Return how many sandboxes a second are made, all at once."""
+
+    async def create(number: int) -> None:
+        await provider.create(spec, key=f"benchmark {number}")
+
+    async def all_of_them() -> None:
+        async with anyio.create_task_group() as group:
+            for number in range(TOGETHER):
+                group.start_soon(create, number)
+
+    took_ms, _ = await timed(all_of_them)
+    for number in range(TOGETHER):
+        await provider.stop(f"benchmark {number}")
+    return TOGETHER / took_ms * 1000
+
+
+async def measure(name: str, count: int) -> dict[str, float]:
+    """Return the figures of one provider."""
+    with tempfile.TemporaryDirectory(prefix="inspan-benchmark-") as folder:
+        provider = PROVIDERS[name]({"runtime_dir": f"{folder}/run"})
+        spec = SandboxSpec(workdir=f"{folder}/work" if name == "local" else "/task/work")
+        lives = [await one_life(provider, spec, f"benchmark {number}") for number in range(count)]
+        figures = {what: statistics.median(life[what] for life in lives) for what in lives[0]}
+        figures |= await measure_more(provider, spec)
+        figures["created_per_s"] = await created_per_s(provider, spec)
+        await provider.aclose()
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="How long sandboxes take.")
+    parser.add_argument("--provider", choices=sorted(PROVIDERS), action="append")
+    parser.add_argument("--count", type=int, default=20)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    found = {name: anyio.run(measure, name, options.count) for name in options.provider or sorted(PROVIDERS)}
+    if options.json:
+        print(json.dumps(found))
+        return
+    for name, figures in found.items():
+        print(f"{name}: medians of {options.count}, load {os.getloadavg()[0]:.1f}")
+        for what, value in figures.items():
+            target = f"  (target {TARGETS_MS[what]:g})" if what in TARGETS_MS else ""
+            print(f"  {what:26} {value:9.2f}{target}")
+
+
+if __name__ == "__main__":
+    main()
