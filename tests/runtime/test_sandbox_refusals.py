@@ -225,7 +225,7 @@ def test_view_hides_what_others_may_not_read(tmp_path):
 
 
 def test_agent_is_old_and_plain_python():
-    """What runs inside has the syntax of Python 3.8, and imports nothing but the standard library and itself."""
+    """What runs inside has Python 3.8's syntax and imports the standard library and itself only."""
     for path in Path(exec_agent.__path__[0]).glob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 8))
         for node in ast.walk(tree):

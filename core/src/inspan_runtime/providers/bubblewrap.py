@@ -11,6 +11,7 @@ All that a sandbox writes is in memory (tmpfs) and is gone with it.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sys
@@ -31,6 +32,7 @@ from inspan_runtime.providers.kept_sandboxes import KeeperRefused, KeptSandboxes
 from inspan_runtime.providers.reach import loopback_addresses
 from inspan_runtime.providers.spec_checks import NEUTRAL_NAME, check_mounts, check_options, check_spec
 
+_logger = logging.getLogger(__name__)
 NAME = "bubblewrap"
 OPTIONS: Mapping[str, type | tuple[type, ...]] = {
     "runtime_dir": str,
@@ -54,7 +56,8 @@ class BubblewrapProvider:
         options: ``runtime_dir``: where the state folders are, by default below XDG_RUNTIME_DIR or /tmp.
             ``bwrap``: the program, by default the one in PATH. ``hide``: absolute host paths that no
             sandbox sees. ``writable_root``: false for the read-only root also as root.
-            ``space_limit_mib``: how much a sandbox may write, by default half of the memory.
+            ``space_limit_mib``: how much a sandbox may write to its root (and to each of /tmp, /run and
+            /dev/shm), by default half of the memory.
     """
 
     name = NAME
@@ -88,6 +91,7 @@ class BubblewrapProvider:
                 f"root: {spec.root!r} needs a writable root, which only root can have here"
             )
         check_user_namespaces()
+        _logger.warning("bubblewrap sandbox of %s: %s", key, NOTICE.format(workdir=spec.workdir))
         try:
             return await create(partial(self._plan, spec, bwrap, False))
         except KeeperRefused as error:
@@ -132,19 +136,18 @@ class BubblewrapProvider:
     def _command(
         self, spec: SandboxSpec, guest: GuestInterpreter, is_writable: bool, sandbox_id: str
     ) -> list[str]:
-        targets = [one.target for one in spec.mounts] + [one.target for one in guest.mounts]
+        size = None if self._space_limit_mib is None else self._space_limit_mib * 1024 * 1024
         if is_writable:
-            root = bwrap_command.mapped_ids() + bwrap_command.writable_root("space/merged")
+            root = [*bwrap_command.mapped_ids(), *bwrap_command.writable_root("space/merged")]
         else:
-            root = bwrap_command.own_id() + bwrap_command.read_only_root(
-                self._view(), [*targets, spec.workdir]
-            )
+            needed = [*(one.target for one in (*spec.mounts, *guest.mounts)), spec.workdir]
+            root = [*bwrap_command.own_id(), *bwrap_command.read_only_root(self._view(), needed, size)]
         return [
             "bwrap",
             *bwrap_command.isolation(sandbox_id),
             *root,
-            *bwrap_command.kernel_file_systems(),
-            *([] if is_writable else ["--tmpfs", spec.workdir]),
+            *bwrap_command.kernel_file_systems(size),
+            *([] if is_writable else bwrap_command.folder_in_memory(spec.workdir, size)),
             *bwrap_command.mounts([*spec.mounts, *guest.mounts]),
             "--symlink",
             guest.path,

@@ -47,10 +47,17 @@ def own_id() -> list[str]:
     return ["--uid", "0", "--gid", "0", "--cap-drop", "ALL"]
 
 
-def kernel_file_systems() -> list[str]:
+def folder_in_memory(path: str, size_bytes: int | None, *, mode: int = 0o755) -> list[str]:
+    """Return an empty writable folder, of limited size when one is given."""
+    size = [] if size_bytes is None else ["--size", str(size_bytes)]
+    return [*size, "--perms", f"{mode:04o}", "--tmpfs", path]
+
+
+def kernel_file_systems(size_bytes: int | None) -> list[str]:
     """Return fresh /proc, /dev, /sys, /run and /tmp; /proc without what would show or change the host."""
-    made = ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/dev/shm", "--tmpfs", "/sys"]
-    made += ["--tmpfs", "/run", "--perms", "1777", "--tmpfs", "/tmp"]
+    made = ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/sys"]
+    made += folder_in_memory("/dev/shm", size_bytes, mode=0o1777)
+    made += folder_in_memory("/run", size_bytes) + folder_in_memory("/tmp", size_bytes, mode=0o1777)
     for entry in sorted(os.scandir("/proc"), key=lambda entry: entry.name):
         if not entry.name.isdigit() and not entry.is_symlink():
             made += _covered(entry)
@@ -74,12 +81,13 @@ def writable_root(merged: str) -> list[str]:
     return ["--bind", merged, "/"]
 
 
-def read_only_root(view: HostView, needed: Sequence[str]) -> list[str]:
+def read_only_root(view: HostView, needed: Sequence[str], size_bytes: int | None) -> list[str]:
     """Return the host's shown folders read-only, with room for paths that do not exist there.
 
     Args:
         view: What of it is hidden.
         needed: Absolute paths that something will be mounted at.
+        size_bytes: How much each of its writable folders may hold; None: half of the memory.
     """
     made: list[str] = []
     for name in SHOWN:
@@ -89,7 +97,7 @@ def read_only_root(view: HostView, needed: Sequence[str]) -> list[str]:
         elif os.path.isdir(path):
             made += ["--ro-bind", path, path]
     for path, mode in view.empty:
-        made += ["--perms", f"{mode:04o}", "--tmpfs", f"/{path}"]
+        made += folder_in_memory(f"/{path}", size_bytes, mode=mode)
     split: set[str] = set()
     for path in needed:
         if path.split("/")[1] in SHOWN and not os.path.exists(path):
