@@ -83,39 +83,60 @@ def test_who_dies_and_who_lives(supervised, kit, harness, ending, return_code, d
     assert named == {pids[name] for name in direct}
 
 
-def test_a_tool_that_still_writes_at_the_stop_has_written_its_last_before_the_receipt(supervised, kit):
-    supervised.run(
-        "for i in 1 2 3; do setsid sh -c 'while :; do echo x >> \"$WORK/log\"; done' & done; wait",
-        grace_s=0.1,
-    )
+@pytest.fixture
+def lifeline(supervised):
+    """A pipe whose write end the harness's tools inherit: its end is the proof that none of them is left."""
+    path = supervised.work / "lifeline"
+    os.mkfifo(path)
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    yield fd
+    os.close(fd)
+
+
+def nobody_holds(lifeline):
+    """Whether a read finds the end of the pipe; while somebody holds it, there is nothing to read yet."""
+    try:
+        while os.read(lifeline, 65536):
+            pass
+    except BlockingIOError:
+        return False
+    return True
+
+
+def test_a_tool_that_still_writes_at_the_stop_has_written_its_last_before_the_receipt(supervised, lifeline):
+    tool = "exec 9> lifeline; while :; do echo x >> log; done"
+    supervised.run(f"for i in 1 2 3; do setsid sh -c '{tool}' & done; wait", grace_s=0.1)
     supervised.wait_file("log")
+    assert not nobody_holds(lifeline)
     supervised.stop()
     assert supervised.receipt()["cleanup_confirmed"]
-    assert supervised.living() == set()  # Nobody is left who could write.
+    assert nobody_holds(lifeline)
 
 
-def test_a_relay_that_forks_and_exits_all_the_time_does_not_slip_between_two_looks(supervised, kit):
-    relay = """
-import os, sys
+RELAY = """
+import os
 os.setsid()
-open(os.environ["WORK"] + "/runs", "w").close()
+os.set_inheritable(os.open("lifeline", os.O_WRONLY), True)
+open("runs", "w").close()
 while True:
     if os.fork():
         os._exit(0)
 """
-    (supervised.work / "relay.py").write_text(relay)
-    python = supervised.python
+
+
+def test_a_relay_that_forks_and_exits_all_the_time_does_not_slip_between_two_looks(supervised, lifeline):
+    (supervised.work / "relay.py").write_text(RELAY)
     # A service keeps the supervisor from ever being without children, so that only looks can tell.
-    script = (
-        f"(setsid sleep 1000 > /dev/null 2>&1 &)\nfor i in 1 2 3; do {python} -I -S relay.py & done; wait"
-    )
-    supervised.run(script, grace_s=0.05)
+    service = "(setsid sh -c 'echo $$ > s; mv s service.pid; exec sleep 1000' > /dev/null 2>&1 &)\n"
+    supervised.run(service + f"{supervised.python} -I -S relay.py & sleep 1000", grace_s=0.05)
     supervised.wait_file("runs")
+    pid = supervised.pid("service")
+    assert not nobody_holds(lifeline)
     supervised.stop()
-    receipt = supervised.receipt()
-    assert receipt["cleanup_confirmed"], receipt
-    kit.eventually(lambda: len(supervised.living()) <= 1, "only the service is left", timeout_s=1)
-    assert supervised.living() <= supervised.reported("preserved")
+    assert supervised.receipt()["cleanup_confirmed"]
+    assert nobody_holds(lifeline)
+    assert supervised.living() == {pid}
+    assert pid in supervised.reported("preserved")
 
 
 def test_children_known_before_a_natural_exit_are_services_and_the_others_unfinished(supervised, kit):

@@ -37,7 +37,6 @@ from _json import encode_basestring_ascii, make_scanner
 
 TYPE_CHECKING = False  # Importing typing would cost more memory than all the rest.
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from typing import Any
 
 NAME = b"~~"  # No letter or digit: no word that a task's pkill or killall looks for is in it.
@@ -46,15 +45,15 @@ OUTPUT_LIMIT_BYTES = 64 * 1024 * 1024
 OUTPUT_TAIL_BYTES = 256 * 1024
 REPORT_LIMIT = 256
 RECEIPT_BYTES = 4096  # Reserved on disk before the launch, so that a full disk does not cost the receipt.
-DEFAULT_GRACE_S = 2.0
 TICK_S = 1.0  # Housekeeping; nothing urgent waits for it.
 BLIND_TICK_S = 0.02  # How stop.request is noticed where the kernel does not tell.
-PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.02  # Between two looks while something dies that is not our child.
+PAUSE_S = 0.005  # Between two looks while something dies that is not our child.
+SWATS = 100  # How many times we strike at a relay of forks before the next whole look.
 REFUSED = 125  # Our own failures, as env, timeout and docker have it; 126 and 127: argv could not be run.
 GONE = (ProcessLookupError, PermissionError)  # Not signalled: the next look tells whether it lives.
 WAKING = (signal.SIGCHLD, signal.SIGIO)  # A child changed; a file appeared in the directory.
 PEEK = os.WEXITED | os.WNOHANG | os.WNOWAIT  # See whether there is a dead child, and leave it standing.
-OOM_SCORE = "/proc/self/oom_score_adj"
+DRAFT = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 15, 36
 
@@ -139,7 +138,7 @@ def check_command(command: object) -> dict[str, Any]:
         if not fits(command[key]):  # type: ignore[no-untyped-call]
             raise ValueError(f"{key}: expected {expected}")
     if command["grace_s"] is None:
-        command["grace_s"] = min(DEFAULT_GRACE_S, command["cleanup_timeout_s"] / 2)
+        command["grace_s"] = min(2.0, command["cleanup_timeout_s"] / 2)
     if command["grace_s"] >= command["cleanup_timeout_s"]:
         raise ValueError("grace_s: expected less than cleanup_timeout_s")
     return command
@@ -177,8 +176,6 @@ CHECKS = {
 class Process:
     """One row. A pid and a start time together name a process for good."""
 
-    __slots__ = ("group", "identity", "lives", "name", "parent", "pid", "session")
-
     def __init__(self, pid: int, stat: bytes) -> None:
         head, _, tail = stat.rpartition(b")")
         fields = tail.split()
@@ -201,13 +198,9 @@ def look_up(pid: int) -> Process | None:
 
 def look() -> list[Process]:
     """The whole table. Raises Unreadable when a part is missing: the rest then proves nothing."""
-    try:
-        names = os.listdir("/proc")
-        mine = os.readlink("/proc/self") == str(os.getpid())
-    except OSError as error:
-        raise Unreadable(f"/proc: {error}") from None
-    if not mine or "1" not in names:
-        raise Unreadable("/proc is of another pid namespace, or hides the processes of others")
+    names = attempt(OSError, os.listdir, "/proc") or []
+    if "1" not in names or attempt(OSError, os.readlink, "/proc/self") != str(os.getpid()):
+        raise Unreadable("/proc is missing, of another pid namespace, or hides the processes of others")
     found = map(look_up, [int(name) for name in names if name.isdigit()])
     return [process for process in found if process is not None]
 
@@ -234,21 +227,21 @@ class Run:
         self.command = command
         self.me = os.getpid()
         self.pid_line = b"%d\n" % self.me
+        self.marks = (f"{directory}/launch.claim", f"{directory}/supervisor.pid")
         self.leader = 0  # The harness: leader of its own session and process group.
-        self.status = None  # type: int | None
+        self.code = None  # type: int | None  # Its exit code, or minus the signal that killed it.
         self.error = None  # type: str | None
-        self.timed_out, self.output_bytes = False, 0
+        self.timed_out = False
         self.output = self.notice = os.open(os.devnull, os.O_RDWR)
         self.adopted = set()  # type: set[tuple[int, int]]
+        self.drains = False  # Whether children outside the group are killed as well, but for these:
+        self.spared = None  # type: Any  # A set of identities; None: not known.
         self.report = {"killed": {}, "preserved": {}, "unfinished": {}}  # type: dict[str, dict[object, object]]
-
-    def path(self, name: str) -> str:
-        return self.directory + "/" + name
 
     def launch(self, origin: str) -> None:
         """Fork the harness and wait until its process group exists, so that every later signal reaches it."""
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-        self.output = os.open(self.path("output.log"), flags, 0o600)
+        self.output = os.open(f"{self.directory}/output.log", flags, 0o600)
         for fd, target in ((os.open(os.devnull, os.O_RDONLY), 0), (self.output, 1), (self.output, 2)):
             os.dup2(fd, target)  # From here on nobody's exec pipe is held open.
         self.failure, child_end = os.pipe()
@@ -265,7 +258,7 @@ class Run:
             os.setsid()
             set_signals(signal.SIG_DFL, ())  # Before the parent may signal us, or the SIGTERM is lost.
             os.write(failure, b"+")
-            attempt(OSError, write, OOM_SCORE, os.O_WRONLY, b"500")
+            attempt(OSError, write, "/proc/self/oom_score_adj", os.O_WRONLY, b"500")
             os.chdir(self.command["cwd"] or origin)
             argv = [encode(item) for item in self.command["argv"]]
             env = {encode(key): encode(value) for key, value in self.command["env"].items()}
@@ -287,9 +280,9 @@ class Run:
         while True:
             if self.reap_others():
                 return "exit"
-            if os.path.lexists(self.path("stop.request")):
+            if os.path.lexists(f"{self.directory}/stop.request"):
                 return "stop"
-            if not os.path.lexists(self.path("launch.claim")):
+            if not all(map(os.path.lexists, self.marks)):
                 attempt(OSError, self.claim_again)
             now = time.monotonic()
             if now >= deadline:
@@ -297,8 +290,8 @@ class Run:
                 return "deadline"
             if now >= housekeeping_at:
                 self.note_adopted()
-                hurry = attempt(OSError, self.bound_output)
-                housekeeping_at = now + (BLIND_TICK_S if hurry else TICK_S)
+                attempt(OSError, self.bound_output)
+                housekeeping_at = now + TICK_S
             sleep(min(tick_s, deadline - now, housekeeping_at - now))
 
     def listen(self) -> bool:
@@ -312,8 +305,8 @@ class Run:
     def claim_again(self) -> None:
         """A tool has deleted our files; without a claim, a stop would conclude that nothing was launched."""
         restore(self.directory)
-        write(self.path("launch.claim"), NEW_FILE, self.pid_line)
-        attempt(OSError, write, self.path("supervisor.pid"), NEW_FILE, self.pid_line)
+        for path in self.marks:
+            attempt(OSError, write, path, NEW_FILE, self.pid_line)
         self.listen()
 
     def reap_others(self) -> bool:
@@ -327,109 +320,113 @@ class Run:
     def note_adopted(self) -> None:
         """Remember who is adopted while the harness runs: at its own exit these are the known services."""
         try:
-            with open(f"/proc/self/task/{self.me}/children", "rb") as file:
-                found = [look_up(int(pid)) for pid in file.read().split()]
-        except OSError:  # Not every kernel has this file.
-            found = attempt(Unreadable, look) or []
+            pids = attempt(OSError, self.child_pids)
+            found = look() if pids is None else [p for p in map(look_up, pids) if p]
+            self.adopted = {child.identity for child in self.children(found)}
         except Unreadable:
-            return
-        self.adopted = {child.identity for child in self.children(found)}
+            pass
 
-    def bound_output(self) -> bool:
-        """Keep only the tail of a log that grew too long; its writers append. Is it growing fast?"""
-        size, before = os.fstat(self.output).st_size, self.output_bytes
-        self.output_bytes = size
+    def bound_output(self) -> None:
+        """Keep only the tail of a log that grew too long; its writers append, so they need not know."""
+        size = os.fstat(self.output).st_size
         if size > OUTPUT_LIMIT_BYTES:
             tail = os.pread(self.output, OUTPUT_TAIL_BYTES, size - OUTPUT_TAIL_BYTES)
             os.ftruncate(self.output, 0)
             os.write(self.output, b"[%d bytes dropped]\n" % (size - len(tail)) + tail)
-        return size - before > OUTPUT_TAIL_BYTES
 
     def end(self, ending: str) -> bool:
         """Stop what must not live on. Returns whether that was proven within the clean-up budget."""
         now = time.monotonic()
         budget_ends = now + self.command["cleanup_timeout_s"]
-        spared = None  # type: set[tuple[int, int]] | None
         if ending != "exit":
+            self.drains = True
             table = attempt(Unreadable, look) or []
             members = [p for p in table if p.group == self.leader and p.lives and p.pid != self.leader]
             if self.command["drain"] == "seed" and table:
-                spared = {p.identity for p in self.children(table) if p.group != self.leader}
+                self.spared = {p.identity for p in self.children(table) if p.group != self.leader}
             attempt(GONE, os.killpg, self.leader, signal.SIGTERM)
             attempt(GONE, os.killpg, self.leader, signal.SIGCONT)  # Who is stopped cannot act on SIGTERM.
             self.await_group(now + self.command["grace_s"])
             for process in members:
                 self.note("killed", process, "group")
         attempt(GONE, os.killpg, self.leader, signal.SIGKILL)
-        while not self.leader_is_dead():
+        while os.waitid(os.P_PID, self.leader, PEEK) is None:
             if time.monotonic() >= budget_ends:
                 self.error = f"the harness (pid {self.leader}) does not die of SIGKILL"
                 return False
-            sleep(LONGEST_PAUSE_S)
-        self.status = os.waitpid(self.leader, 0)[1]
+            sleep(PAUSE_S)
+        status = os.waitpid(self.leader, 0)[1]
+        self.code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
         if self.command["drain"] == "all":
-            spared = set()
-        return self.drain(ending != "exit" or self.command["drain"] == "all", spared, budget_ends)
-
-    def leader_is_dead(self) -> bool:
-        return os.waitid(os.P_PID, self.leader, PEEK) is not None
+            self.drains, self.spared = True, set()
+        return self.drain(budget_ends)
 
     def await_group(self, grace_ends: float) -> None:
         """Until nobody in the group lives, at most until `grace_ends`."""
-        pause_s = PAUSE_S
         while time.monotonic() < grace_ends:
-            if not self.leader_is_dead():
+            if os.waitid(os.P_PID, self.leader, PEEK) is None:
                 sleep(grace_ends - time.monotonic())  # Its death wakes us.
             elif any(p.group == self.leader and p.lives for p in attempt(Unreadable, look) or []):
-                sleep(min(pause_s, grace_ends - time.monotonic()))
-                pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+                sleep(min(PAUSE_S, grace_ends - time.monotonic()))
             else:
                 return
 
-    def drain(self, drains: bool, spared: set[tuple[int, int]] | None, budget_ends: float) -> bool:
+    def drain(self, budget_ends: float) -> bool:
         """Kill the group's rest, and when draining all that is not spared, until a look proves it gone."""
-        pause_s = PAUSE_S
         while self.group_exists() or self.has_children():  # Neither: nobody is left, by the kernel's word.
             try:
-                if drains and spared is None:
+                if self.drains and self.spared is None:
                     raise Unreadable("/proc could not be read when the stop came")
                 table = look()
                 for process in table:
                     if process.group == self.leader:
                         self.note("killed", process, "group")
-                targets = self.targets(table, spared if drains else None)
+                targets = self.targets(table)
                 for process in targets:
                     kill(process)
                     self.note("killed", process, "adopted")
-                if not targets and not (drains and self.reap_all()):
-                    self.note_survivors(table, drains)
+                if not targets and not (self.drains and self.reap_all()):
+                    self.note_survivors(table)
                     return True
                 problem = f"{len(targets)} processes that must be dead still live"
+                self.swat()
             except Unreadable as error:
                 problem = f"process state is unreadable: {error}"
-                if not drains and not self.group_exists():
+                if not self.drains and not self.group_exists():
                     return True
             if time.monotonic() >= budget_ends:
                 self.error = problem
                 return False
-            sleep(pause_s)
-            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+            sleep(PAUSE_S)
             self.reap_all()
         return True
 
-    def targets(self, table: list[Process], spared: set[tuple[int, int]] | None) -> list[Process]:
-        """Whoever of the group lives; unless `spared` is None, also all below a child that is not spared."""
+    def targets(self, table: list[Process]) -> list[Process]:
+        """Whoever of the group lives; when draining, also all below a child that is not spared."""
         wanted = {p.pid: p for p in table if p.group == self.leader}
-        if spared is not None:
+        if self.drains:
             below = {}  # type: dict[int, list[Process]]
             for process in table:
                 below.setdefault(process.parent, []).append(process)
-            front = [p for p in below.get(self.me, []) if p.identity not in spared]
+            front = [p for p in below.get(self.me, []) if p.identity not in self.spared]
             while front:
                 process = front.pop()
                 wanted[process.pid] = process
                 front += below.get(process.pid, [])
         return [process for process in wanted.values() if process.lives]
+
+    def swat(self) -> None:
+        """Kill new children as they come: a relay of forks is elsewhere before a whole look is over."""
+        for _ in range(SWATS if self.drains else 0):
+            spared = {pid for pid, _ in self.spared}
+            found = [pid for pid in attempt(OSError, self.child_pids) or [] if pid not in spared]
+            if not found:
+                return
+            for pid in found:
+                attempt(GONE, os.kill, pid, signal.SIGKILL)
+            for process in filter(None, map(look_up, found)):
+                self.note("killed", process, "adopted")
+            self.reap_all()
 
     def group_exists(self) -> bool:
         try:
@@ -443,17 +440,25 @@ class Run:
 
     def reap_all(self) -> bool:
         """Reap every dead child (the harness was reaped before). Returns whether there was any."""
-        reaped = False
-        while attempt(ChildProcessError, os.waitpid, -1, os.WNOHANG) not in (None, (0, 0)):
-            reaped = True
-        return reaped
+        reaped = set()  # type: set[int]
+        while True:
+            pid, _ = attempt(ChildProcessError, os.waitpid, -1, os.WNOHANG) or (0, 0)
+            if not pid:
+                self.spared = self.spared and {known for known in self.spared if known[0] not in reaped}
+                return bool(reaped)
+            reaped.add(pid)
 
-    def children(self, table: Iterable[Process | None]) -> list[Process]:
-        return [p for p in table if p and p.parent == self.me and p.pid != self.leader and p.lives]
+    def child_pids(self) -> list[int]:
+        """Raises OSError where the kernel does not have this file."""
+        with open(f"/proc/self/task/{self.me}/children", "rb", buffering=0) as file:
+            return [int(pid) for pid in file.read().split()]
 
-    def note_survivors(self, table: list[Process], stopped: bool) -> None:
+    def children(self, table: list[Process]) -> list[Process]:
+        return [p for p in table if p.parent == self.me and p.pid != self.leader and p.lives]
+
+    def note_survivors(self, table: list[Process]) -> None:
         for process in self.children(table):
-            if stopped or process.identity in self.adopted:
+            if self.drains or process.identity in self.adopted:
                 self.note("preserved", process, "adopted before the end")
             else:
                 self.note("unfinished", process, "below the harness at its exit")
@@ -471,21 +476,18 @@ class Run:
         attempt(OSError, self.bound_output)
         try:
             report = {kind: list(entries.values()) for kind, entries in self.report.items()}
-            write_durably(self.directory, "processes.json", report)
+            put(self.directory, "processes.json", report)
         except OSError as error:
             complain(f"processes.json: {error}")  # It may never cost the receipt.
-        code = None
-        if self.status is not None:
-            code = os.WEXITSTATUS(self.status) if os.WIFEXITED(self.status) else -os.WTERMSIG(self.status)
-        receipt = {"cleanup_confirmed": confirmed, "return_code": code, "error": self.error,
+        receipt = {"cleanup_confirmed": confirmed, "return_code": self.code, "error": self.error,
                    "timed_out": self.timed_out}  # fmt: skip
-        write_durably(self.directory, "cleanup.json", receipt)
+        put(self.directory, "cleanup.json", receipt)
         fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
         os.fsync(fd)  # Both names, durably.
         os.close(fd)
-        if code is None or not confirmed:
+        if self.code is None or not confirmed:
             return REFUSED
-        return code if code >= 0 else 128 - code
+        return self.code if self.code >= 0 else 128 - self.code
 
 
 def restore(directory: str) -> None:
@@ -494,17 +496,20 @@ def restore(directory: str) -> None:
         os.makedirs(directory, 0o700)
 
 
-def write(path: str, flags: int, data: bytes) -> None:
+def write(path: str, flags: int, data: bytes, durably: bool = False) -> None:
     fd = os.open(path, flags, 0o600)
     try:
         if os.write(fd, data) != len(data):
             raise OSError(f"{path}: short write, the disk is full")
+        if durably:
+            os.ftruncate(fd, len(data))
+            os.fsync(fd)
     finally:
         os.close(fd)
 
 
 def temporary(directory: str, name: str) -> str:
-    return os.path.join(directory, f".{name}.{os.getpid()}")
+    return f"{directory}/.{name}.{os.getpid()}"
 
 
 def to_json(value: object) -> str:
@@ -517,19 +522,13 @@ def to_json(value: object) -> str:
     return "null" if value is None else str(value).lower()  # A boolean or an integer.
 
 
-def write_durably(directory: str, name: str, value: object) -> None:
-    """Make the file appear whole or not at all."""
+def put(directory: str, name: str, value: object) -> None:
+    """Make the file appear durably and whole, or not at all."""
     restore(directory)
     draft = temporary(directory, name)
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     try:
-        data = to_json(value).encode("ascii") + b"\n"
-        with open(fd, "wb", buffering=0) as file:
-            if file.write(data) != len(data):
-                raise OSError("short write")
-            file.truncate()
-            os.fsync(fd)
-        os.rename(draft, os.path.join(directory, name))
+        write(draft, DRAFT, to_json(value).encode("ascii") + b"\n", durably=True)
+        os.rename(draft, f"{directory}/{name}")
     except OSError:
         attempt(OSError, os.unlink, draft)
         raise
@@ -540,7 +539,7 @@ def complain(text: str) -> None:
 
 
 def check_fences(directory: str) -> None:
-    if os.path.lexists(os.path.join(directory, "stop.request")):
+    if os.path.lexists(f"{directory}/stop.request"):
         raise Refused("stop.request: a stop came before the launch")
     if os.path.lexists(directory + ".retired"):
         raise Refused(f"{directory}: this session directory is retired")
@@ -549,22 +548,22 @@ def check_fences(directory: str) -> None:
 def supervise(directory: str, origin: str) -> int:
     """One whole run. Raises Refused when nothing was launched, and OSError when there is no receipt."""
     check_fences(directory)
-    if os.path.lexists(os.path.join(directory, "launch.claim")):
+    if os.path.lexists(f"{directory}/launch.claim"):
         raise Refused("launch.claim: another launch holds it")
-    run = Run(directory, read_command(os.path.join(directory, "command.json")))
+    run = Run(directory, read_command(f"{directory}/command.json"))
     if call_libc("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise Refused("this kernel does not let us adopt orphans (PR_SET_CHILD_SUBREAPER)")
     try:
         write(temporary(directory, "cleanup.json"), NEW_FILE, bytes(RECEIPT_BYTES))
-        write(run.path("launch.claim"), NEW_FILE, run.pid_line)
+        write(run.marks[0], NEW_FILE, run.pid_line)
     except OSError as error:
         attempt(OSError, os.unlink, temporary(directory, "cleanup.json"))
         raise Refused(f"no claim on {directory}: {error}") from None
     confirmed = False
     try:
-        os.unlink(run.path("command.json"))
+        os.unlink(f"{directory}/command.json")
         check_fences(directory)  # Whoever plants a stop looks for the claim after it: one sees the other.
-        write(run.path("supervisor.pid"), NEW_FILE, run.pid_line)
+        write(run.marks[1], NEW_FILE, run.pid_line)
         run.launch(origin)
         confirmed = run.end(run.watch())
         if confirmed:
@@ -573,7 +572,7 @@ def supervise(directory: str, origin: str) -> int:
         run.error = f"{type(error).__name__}: {error}"
         complain(run.error)
         confirmed = run.leader == 0  # Nothing was started, hence nothing runs.
-        if run.leader and run.status is None:
+        if run.leader and run.code is None:
             attempt(GONE, os.killpg, run.leader, signal.SIGKILL)
     return run.conclude(confirmed)
 
@@ -584,7 +583,7 @@ def main(argv: list[str]) -> int:
         pass  # No file of ours may take the place of a closed stdout.
     os.closerange(3, 4096)  # What a careless parent leaked must not reach the harness.
     set_signals(signal.SIG_IGN, WAKING)
-    attempt(OSError, write, OOM_SCORE, os.O_WRONLY, b"-1000")  # Where we may; the harness's is 500.
+    attempt(OSError, write, "/proc/self/oom_score_adj", os.O_WRONLY, b"-1000")  # Where we may.
     try:
         if len(argv) != 2 or not argv[1].startswith("/"):
             raise Refused("usage: process_supervisor.py SESSION_DIR (an absolute path)")
