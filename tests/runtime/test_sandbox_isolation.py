@@ -3,7 +3,9 @@
 import json
 import os
 import secrets
+import shutil
 import socket
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -62,14 +64,6 @@ def host_server():
     listener.shutdown(socket.SHUT_RDWR)
     listener.close()
     thread.join(10)
-
-
-async def python(sandbox, code, *args, timeout_s=20.0):
-    """Run Python inside, and return what it printed as JSON."""
-    argv = [sandbox.descriptor["python"], "-I", "-S", "-c", code, *args]
-    result = await sandbox.exec(argv, timeout_s=timeout_s)
-    assert result.exit_code == 0, result.stderr.decode()
-    return json.loads(result.stdout)
 
 
 async def test_host_home_and_temporary_files_are_not_there(provider, tmp_path):
@@ -443,17 +437,63 @@ async def test_space_is_limited_when_said(tmp_path, root):
             await out(sandbox, f"rm {folder}/big && echo x >{folder}/small")
 
 
-async def test_root_may_be_a_folder(tmp_path):
-    """A root file system with a Python of its own: here the host's programs, bound into a small tree."""
-    root = tmp_path / "root"
+PROGRAMS = ("sh", "cat", "ls", "env", "touch", "id", "sleep", "head")
+
+
+def copy_program(root, path):
+    """Copy a program of the host and its libraries into a tree."""
+    found = [path]
+    found += [word for word in subprocess.getoutput(f"ldd {path}").split() if word.startswith("/")]
+    for one in found:
+        target = root / os.path.realpath(os.path.dirname(one)).lstrip("/") / os.path.basename(one)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.exists():
+            shutil.copy(one, target)
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A small root file system: programs of the host, without any Python."""
+    root = tmp_path / "root, with: odd name"
     for name in ("bin", "sbin", "lib", "lib64"):
-        if os.path.islink(f"/{name}"):
-            root.mkdir(exist_ok=True)
-            (root / name).symlink_to(os.readlink(f"/{name}"))
-    (root / "etc").mkdir(parents=True)
-    (root / "etc/release").write_text("small tree")
+        real = os.path.realpath(f"/{name}").lstrip("/")
+        (root / real).mkdir(parents=True, exist_ok=True)
+        if real != name:
+            (root / name).symlink_to(real)
+    for name in PROGRAMS:
+        copy_program(root, shutil.which(name))
+    (root / "etc").mkdir()
+    (root / "etc/release").write_text("small tree\n")
+    (root / "etc/passwd").write_text("root:x:0:0::/root:/bin/sh\n")
+    return root
+
+
+@pytest.mark.parametrize("has_python", [False, True])
+async def test_root_may_be_a_folder(tmp_path, tree, has_python):
+    """The tree's programs run, the agent brings what it needs; nothing is written into the tree."""
+    spec = make_spec(root=str(tree))
     provider = BubblewrapProvider({"runtime_dir": str(tmp_path / "run")})
-    with pytest.raises(SandboxCreateError, match="no Python"):
-        await provider.create(make_spec(root=str(root)), key="no python")
+    if not has_mapped_ids():
+        with pytest.raises(SandboxCreateError, match="needs a writable root"):
+            await provider.create(spec, key="k")
+        return
+    if has_python:
+        (tree / "usr/bin/python3.8").symlink_to("/run/inspan/not-there")
+        with pytest.raises(SandboxCreateError, match="No such file"):
+            await provider.create(spec, key="k")
+        return
+    async with opened(provider, lambda: spec) as sandbox:
+        assert await out(sandbox, "cat /etc/release; pwd; id -u") == b"small tree\n/task/repository\n0\n"
+        assert (await sh(sandbox, "ls /usr/share /usr/local /work /opt")).exit_code != 0
+        await sandbox.upload("/etc/release", b"changed")
+        assert (await sandbox.download("/etc/release", limit_bytes=100)).data == b"changed"
+        assert sandbox.descriptor["python"] is None
+        words = (await out(sandbox, "cat /proc/1/cmdline")).split(b"\0")
+        assert not any(b"python" in word for word in words), words
+    assert (tree / "etc/release").read_text() == "small tree\n" and not (tree / "task").exists()
+
+
+async def test_missing_root_is_refused(tmp_path):
+    provider = BubblewrapProvider({"runtime_dir": str(tmp_path / "run")})
     with pytest.raises(ConfigError, match="root"):
         await provider.create(make_spec(root=str(tmp_path / "missing")), key="missing")

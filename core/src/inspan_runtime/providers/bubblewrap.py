@@ -30,7 +30,7 @@ from inspan_runtime.providers.host_root import HostView, view_of_host
 from inspan_runtime.providers.interpreter import own_interpreter
 from inspan_runtime.providers.kept_sandboxes import KeeperRefused, KeptSandboxes, Plan
 from inspan_runtime.providers.reach import loopback_addresses
-from inspan_runtime.providers.spec_checks import NEUTRAL_NAME, check_mounts, check_options, check_spec
+from inspan_runtime.providers.spec_checks import check_mounts, check_options, check_spec
 
 _logger = logging.getLogger(__name__)
 NAME = "bubblewrap"
@@ -111,13 +111,13 @@ class BubblewrapProvider:
             descriptor={
                 "workdir": spec.workdir,
                 "isolation": "namespaces",
-                "python": guest.path,
+                "python": guest.python,
                 "root": "writable" if is_writable else "read-only",
                 **({} if is_writable else {"notice": NOTICE.format(workdir=spec.workdir)}),
             },
             orders=lambda: {
                 "executable": bwrap,
-                "argv": [NEUTRAL_NAME, *FLAGS],
+                "argv": [*guest.argv, *FLAGS],
                 "bwrap": self._command(spec, guest, is_writable, sandbox_id),
                 "map_ids": is_writable,
                 "root": self._root_orders(spec) if is_writable else None,
@@ -125,7 +125,7 @@ class BubblewrapProvider:
                 "reach": reach,
             },
             agent_orders={
-                "env": command_environment(home=HOME, extra=spec.env),
+                "env": command_environment(home=HOME, extra={**guest.command_env, **spec.env}),
                 "workdir": os.fsencode(spec.workdir),
                 "reach": reach,
                 "isolated": True,
@@ -149,9 +149,7 @@ class BubblewrapProvider:
             *bwrap_command.kernel_file_systems(size),
             *([] if is_writable else bwrap_command.folder_in_memory(spec.workdir, size)),
             *bwrap_command.mounts([*spec.mounts, *guest.mounts]),
-            "--symlink",
-            guest.path,
-            NEUTRAL_NAME,
+            *(part for name, target in guest.links for part in ("--symlink", target, name)),
             *(part for name, value in guest.env.items() for part in ("--setenv", name, value)),
             "--chdir",
             "/",

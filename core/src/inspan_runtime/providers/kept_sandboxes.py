@@ -109,7 +109,7 @@ class KeptSandboxes:
         self, plan: Callable[[str], Plan], spec: SandboxSpec, key: str, sandbox_id: str
     ) -> KeptSandbox:
         folder = await anyio.to_thread.run_sync(self.folder)
-        made = plan(sandbox_id)
+        made = await anyio.to_thread.run_sync(plan, sandbox_id)
         where = {"provider": self.kind, "sandbox_id": sandbox_id, "state": str(folder / sandbox_id)}
         descriptor = {**where, **made.descriptor}
         meta = {"descriptor": descriptor, "key": key, "labels": dict(spec.labels), "created_at": time.time()}
