@@ -16,6 +16,7 @@
     +-- EvidenceMissing             no receipt, or a malformed one: unknown, a later close may still learn it
     +-- SandboxError                the sandbox's or its provider's fault
     |   +-- SandboxCreateError      the provider could not create it
+    |   |   +-- ImageMissing        the provider does not have the image
     |   +-- SandboxConnectError     there is a descriptor, but no sandbox answers to it
     |   +-- SandboxGone             the provider says that the sandbox is no more
     |   +-- SandboxTransportError   the connection broke; what the command did is unknown
@@ -150,6 +151,10 @@ class SandboxError(InspanError):
 
 class SandboxCreateError(SandboxError):
     """The provider could not create the sandbox."""
+
+
+class ImageMissing(SandboxCreateError):
+    """The provider does not have the image that was asked for. The message says how to get it."""
 
 
 class SandboxConnectError(SandboxError):

@@ -8,7 +8,9 @@ One behaviour per operation, the same on every provider:
 * no file operation follows a symbolic link in its last component or reads anything but a regular file;
 * `disconnect` never stops the sandbox, `stop` is idempotent ("no such sandbox" is success).
 
-A descriptor is a plain JSON object, enough to reach the sandbox from another process.
+A descriptor is a plain JSON object, enough to reach the sandbox from another process. Beside what its provider
+needs it may name ``workdir``, ``python`` (an interpreter inside) and ``scratch`` (an absolute folder inside,
+apart from workdir, that goes when the sandbox goes).
 """
 
 from __future__ import annotations
@@ -55,6 +57,11 @@ class SandboxSpec:
         mounts: Host paths shown inside.
         reach: URLs of the host's loopback that are reached inside under the same address,
             for example ``("http://127.0.0.1:8080",)``. Nothing else of the host's network is.
+        cpu: How many processors' time all of it gets at most, greater than 0; None: no limit.
+        memory_mib: How much memory all of it uses at most, in MiB; None: no limit.
+        pids: How many processes and threads it has at most; None: no limit.
+
+    A provider that cannot keep a limit refuses it.
     """
 
     workdir: str
@@ -65,6 +72,9 @@ class SandboxSpec:
     labels: Mapping[str, str] = field(factory=dict)
     mounts: tuple[Mount, ...] = ()
     reach: tuple[str, ...] = ()
+    cpu: float | None = None
+    memory_mib: int | None = None
+    pids: int | None = None
 
 
 @frozen(kw_only=True)
@@ -77,6 +87,7 @@ class ExecResult:
         stderr: Likewise.
         stdout_truncated: Whether bytes were dropped from stdout.
         stderr_truncated: Likewise.
+        out_of_memory: Whether the sandbox's memory limit killed something while the command ran.
     """
 
     exit_code: int
@@ -84,6 +95,7 @@ class ExecResult:
     stderr: bytes = b""
     stdout_truncated: bool = False
     stderr_truncated: bool = False
+    out_of_memory: bool = False
 
 
 @frozen(kw_only=True)
@@ -204,6 +216,7 @@ class SandboxProvider(Protocol):
             SandboxCreateError: It could not be made; nothing of it is left.
             MountConflict: A mount cannot be made.
             ProviderUnavailable: The host lacks something; the message says what.
+            ImageMissing: The provider has images, and not this one.
         """
         ...
 

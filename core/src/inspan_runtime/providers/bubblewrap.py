@@ -99,6 +99,7 @@ class BubblewrapProvider:
 
     def _check(self, spec: SandboxSpec) -> None:
         check_spec(NAME, spec)
+        refuse_limits(NAME, spec)
         check_mounts(spec.mounts, spec.workdir)
         loopback_addresses(spec.reach)
         if spec.root != "host" and not os.path.isdir(spec.root):

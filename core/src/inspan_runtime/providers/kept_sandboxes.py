@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +40,16 @@ class Plan:
             the keeper's interpreter starts.
         agent_orders: The agent's orders (`inspan_runtime.providers.exec_agent.main`).
         same_version: Whether the agent's interpreter is of this process's version.
+        agent_modules: The agent's code, its entry last.
+        keeper_modules: The keeper's, likewise.
     """
 
     descriptor: Mapping[str, Any]
     orders: Callable[[], Mapping[str, Any]]
     agent_orders: Mapping[str, Any]
     same_version: bool = True
+    agent_modules: Sequence[str] = boot.AGENT_MODULES
+    keeper_modules: Sequence[str] = boot.KEEPER_MODULES
 
 
 class KeeperRefused(SandboxCreateError):
@@ -262,10 +266,10 @@ class _Birth:
             "lock_fd": lock_fd,
             "ttl_s": ttl_s,
             "agent_program": boot.program(3),
-            "agent_boot": boot.bundle(boot.AGENT_MODULES, plan.agent_orders, same_version=plan.same_version),
+            "agent_boot": boot.bundle(plan.agent_modules, plan.agent_orders, same_version=plan.same_version),
         }
         self._sock.settimeout(UNDO_LIMIT_S)
-        self._sock.sendall(boot.bundle(boot.KEEPER_MODULES, orders))
+        self._sock.sendall(boot.bundle(plan.keeper_modules, orders))
 
     async def completed(self) -> None:
         """Wait for the keeper's word, and take the sandbox."""

@@ -23,11 +23,11 @@ from inspan_runtime.providers.environment import command_environment
 from inspan_runtime.providers.interpreter import own_interpreter
 from inspan_runtime.providers.kept_sandboxes import KeptSandboxes, Plan
 from inspan_runtime.providers.reach import loopback_addresses
-from inspan_runtime.providers.spec_checks import check_options, check_spec
+from inspan_runtime.providers.spec_checks import check_options, check_spec, refuse_limits
 
 NAME = "local"
 MARKER = "INSPAN_SANDBOX"
-OPTIONS: Mapping[str, type | tuple[type, ...]] = {"runtime_dir": str}
+OPTIONS: Mapping[str, type | tuple[type, ...]] = {"runtime_dir": str, "ignore_limits": bool}
 
 
 class LocalProvider:
@@ -35,12 +35,15 @@ class LocalProvider:
 
     Args:
         options: ``runtime_dir``: the bookkeeping folder; by default below XDG_RUNTIME_DIR or /tmp.
+            ``ignore_limits``: whether a specification's limits of processor, memory and processes, which
+            this provider cannot keep, are accepted and not kept; otherwise they are refused.
     """
 
     name = NAME
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         check_options(NAME, options, OPTIONS)
+        self._accepts_no_limits: bool = options.get("ignore_limits", False)
         runtime_dir = Path(options.get("runtime_dir") or state_folder.default_runtime_dir())
         self._interpreter = own_interpreter()
         self._kept = KeptSandboxes(NAME, runtime_dir.absolute(), self._interpreter, end_marked)
@@ -52,15 +55,23 @@ class LocalProvider:
             raise ConfigError(f"root: {spec.root!r}: provider local has the host's root only; use bubblewrap")
         if spec.mounts:
             raise MountConflict("provider local cannot mount anything; use bubblewrap")
+        if not self._accepts_no_limits:
+            refuse_limits(NAME, spec)
         loopback_addresses(spec.reach)
         return await self._kept.create(
             lambda sandbox_id: self._plan(spec, sandbox_id), spec, key, timeout_s=timeout_s
         )
 
     def _plan(self, spec: SandboxSpec, sandbox_id: str) -> Plan:
-        home = str(self._kept.runtime_dir / NAME / sandbox_id / "home")
+        state = self._kept.runtime_dir / NAME / sandbox_id
+        home = str(state / "home")
         return Plan(
-            descriptor={"workdir": spec.workdir, "isolation": "none", "python": self._interpreter.path},
+            descriptor={
+                "workdir": spec.workdir,
+                "isolation": "none",
+                "python": self._interpreter.path,
+                "scratch": str(state / "scratch"),
+            },
             orders=lambda: {
                 "executable": self._interpreter.path,
                 "argv": command(self._interpreter.path),

@@ -14,6 +14,7 @@ from inspan_core.sandbox import Mount, SandboxSpec
 # Where an isolated sandbox finds the interpreter of its agent, when it is not a program that it sees anyway.
 OWN_FOLDER = "/run/inspan/base"
 NEUTRAL_NAME = "/run/inspan/init"
+LIMITS = ("cpu", "memory_mib", "pids")
 RESERVED = ("/proc", "/dev", "/sys", "/run/inspan")
 
 
@@ -46,9 +47,25 @@ def check_spec(kind: str, spec: SandboxSpec) -> None:
         raise ConfigError(f"workdir: {spec.workdir!r} lies in a reserved folder ({', '.join(RESERVED)})")
     if spec.ttl_s is not None and not spec.ttl_s > 0:
         raise ConfigError(f"ttl_s: {spec.ttl_s!r} is not greater than 0")
+    for limit in LIMITS:
+        value = getattr(spec, limit)
+        if value is not None and not value > 0:
+            raise ConfigError(f"{limit}: {value!r} is not greater than 0")
     for name, value in spec.env.items():
         if not name or "=" in name or "\0" in name + value:
             raise ConfigError(f"env: {name!r} is not a variable that a process can have")
+
+
+def refuse_limits(kind: str, spec: SandboxSpec) -> None:
+    """Refuse limits, for a provider that cannot keep them.
+
+    Raises:
+        ConfigError: Naming the first one.
+    """
+    for limit in LIMITS:
+        value = getattr(spec, limit)
+        if value is not None:
+            raise ConfigError(f"{limit}: {value!r} is given, but provider {kind} cannot limit it")
 
 
 def check_mounts(mounts: Sequence[Mount], workdir: str) -> None:

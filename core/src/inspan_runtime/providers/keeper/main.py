@@ -30,10 +30,13 @@ POLL_S = 0.0005
 LOG_LIMIT_BYTES = 4096
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 
-def main(server_fd: int, orders: dict[str, Any]) -> None:
+def main(
+    server_fd: int, orders: dict[str, Any], make: Callable[[dict[str, Any]], Keeper] | None = None
+) -> None:
     """Keep one sandbox.
 
     Args:
@@ -42,6 +45,7 @@ def main(server_fd: int, orders: dict[str, Any]) -> None:
         orders: ``state`` (folder), ``lock_fd``, ``ttl_s`` (or None), ``agent_program``, ``agent_boot``,
             ``executable``, ``argv``, ``bwrap`` (its argv, or empty), ``map_ids``, ``root`` (or None),
             ``isolated``, ``reach`` (host addresses, in the order of the agent's listeners).
+        make: Makes the keeper of another kind of sandbox.
     """
     if os.fork() != 0:  # The creator need not wait for the keeper's end.
         os._exit(0)
@@ -51,7 +55,7 @@ def main(server_fd: int, orders: dict[str, Any]) -> None:
         signal.signal(one, signal.SIG_IGN)
     server = socket.socket(fileno=server_fd)
     os.chdir(orders["state"])
-    keeper = Keeper(orders)
+    keeper = (make or Keeper)(orders)
     try:
         try:
             keeper.start(server)
