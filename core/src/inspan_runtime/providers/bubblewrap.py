@@ -30,7 +30,7 @@ from inspan_runtime.providers.host_root import HostView, view_of_host
 from inspan_runtime.providers.interpreter import own_interpreter
 from inspan_runtime.providers.kept_sandboxes import KeeperRefused, KeptSandboxes, Plan
 from inspan_runtime.providers.reach import loopback_addresses
-from inspan_runtime.providers.spec_checks import check_mounts, check_options, check_spec
+from inspan_runtime.providers.spec_checks import check_mounts, check_options, check_spec, refuse_limits
 
 _logger = logging.getLogger(__name__)
 NAME = "bubblewrap"
