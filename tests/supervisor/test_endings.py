@@ -53,7 +53,7 @@ CELLS = [
 @pytest.mark.parametrize("drain", ["seed", "all"])
 @pytest.mark.parametrize(("harness", "ending", "return_code"), CELLS)
 def test_who_dies_and_who_lives(supervised, kit, harness, ending, return_code, drain):
-    timeout_s = 2.5 if ending == "deadline" else 60
+    timeout_s = 4 if ending == "deadline" else 60
     script = CHILDREN + HARNESSES[harness]
     supervisor = supervised.run(script, timeout_s=timeout_s, grace_s=0.3, drain=drain)
     pids = {name: supervised.pid(name) for name in EVERYBODY}
@@ -205,7 +205,7 @@ def test_exit_codes_that_look_like_time_outs_are_not_time_outs(make_supervised):
 
 def test_a_stop_at_any_moment_of_the_launch_gives_a_receipt_or_no_launch(make_supervised, kit):
     launched = 0
-    for step in range(25):
+    for step in range(15):
         one = make_supervised()
         one.command(["sh", "-c", "echo $$ > $WORK/t; sleep 1000"])
         process = one.launch()
@@ -231,7 +231,7 @@ def test_a_stop_at_any_moment_of_the_launch_gives_a_receipt_or_no_launch(make_su
 
 
 def test_a_close_that_races_the_natural_exit_gives_one_clean_receipt(make_supervised, kit):
-    for step in range(20):
+    for step in range(12):
         one = make_supervised()
         process = one.run('while [ ! -e "$WORK/go" ]; do :; done; exit 7')
         kit.eventually((one.dir / "supervisor.pid").exists, "launched")

@@ -182,7 +182,7 @@ SERVICE = "(setsid sh -c ': > $WORK/service; exec sleep 1000' &); while [ ! -e $
 def test_an_unreadable_process_table_is_no_proof(supervised, blindness, children, ending, confirmed):
     """Without children the kernel itself says that nobody is left; with a service only a look could tell."""
     last = "exit 0" if ending == "exit" else ': > "$WORK/up"; sleep 1000'
-    supervised.command(["sh", "-c", children + last], cleanup_timeout_s=0.8, grace_s=0.1)
+    supervised.command(["sh", "-c", children + last], cleanup_timeout_s=2, grace_s=0.1)
     hide_proc = "mount -t tmpfs tmpfs /proc" if blindness == "no /proc" else "true"
     inside = ["sh", "-c", hide_proc + ' && "$@"', "sh", supervised.python, "-I", "-S"]
     argv = [*UNSHARE, "--pid", "--fork", "--kill-child", *inside]

@@ -1,0 +1,121 @@
+"""Moments that a race hits once in a thousand runs, held still: something happens between two steps."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from inspan_supervisor import supervisor_source
+
+# Runs the real file, with one step more after the command was read: `MEANWHILE`, before the claim.
+WITH_A_STEP_BETWEEN = """
+import os, sys
+path, directory, meanwhile = sys.argv[1:]
+names = {"__name__": "supervisor"}
+exec(compile(open(path).read(), path, "exec"), names)
+read = names["read_command"]
+def read_and_then(path):
+    command = read(path)
+    exec(meanwhile, {"os": os, "directory": directory})
+    return command
+names["read_command"] = read_and_then
+sys.exit(names["main"](["", directory]))
+"""
+
+
+def run_with(supervised, meanwhile):
+    supervised.command(["sh", "-c", 'touch "$WORK/ran"'])
+    path = str(supervised.dir / "process_supervisor.py")
+    argv = [supervised.python, "-I", "-S", "-c", WITH_A_STEP_BETWEEN, path, str(supervised.dir), meanwhile]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=20)
+
+
+def test_the_step_between_changes_nothing_by_itself(supervised):
+    assert run_with(supervised, "").returncode == 0
+    assert (supervised.work / "ran").exists()
+
+
+def test_a_claim_that_another_launch_makes_meanwhile_wins(supervised):
+    done = run_with(supervised, "open(directory + '/launch.claim', 'w').write('another')")
+    assert done.returncode == 125 and "no claim" in done.stderr
+    assert not (supervised.work / "ran").exists()
+    left = {path.name for path in supervised.dir.iterdir()}
+    assert left == {"process_supervisor.py", "command.json", "launch.claim"}  # Nothing of the loser's.
+    assert (supervised.dir / "launch.claim").read_text() == "another"
+
+
+def test_a_stop_that_comes_meanwhile_is_obeyed_and_said_because_its_maker_sees_the_claim(supervised):
+    done = run_with(supervised, "open(directory + '/stop.request', 'w')")
+    assert done.returncode == 125
+    assert not (supervised.work / "ran").exists()
+    receipt = json.loads((supervised.dir / "cleanup.json").read_text())
+    assert (receipt["cleanup_confirmed"], receipt["return_code"]) == (True, None)
+    assert "a stop came before the launch" in receipt["error"]
+
+
+def test_a_directory_that_is_retired_meanwhile_launches_nothing(supervised):
+    done = run_with(supervised, "os.mkdir(directory + '.retired')")
+    assert done.returncode == 125 and "retired" in done.stderr
+    assert not (supervised.work / "ran").exists()
+
+
+@pytest.fixture
+def supervisor():
+    """The file's own functions, in this process."""
+    names = {"__name__": "supervisor"}
+    exec(compile(supervisor_source(), "process_supervisor.py", "exec"), names)
+    return names
+
+
+class Stranger:
+    """A process that is not our child, so that its pid may be given away at any time; it answers."""
+
+    def __init__(self):
+        script = "exec 3<&0; cat <&3 & echo $!; wait"
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.parent = subprocess.Popen(["sh", "-c", script], bufsize=1, **pipes)
+        self.pid = int(self.parent.stdout.readline())
+
+    def answers(self):
+        """Whether it works: one that was just killed may still look alive for a moment."""
+        self.parent.stdin.write("are you there?\n")
+        self.parent.stdin.flush()
+        return self.parent.stdout.readline() == "are you there?\n"
+
+
+@pytest.fixture
+def stranger():
+    one = Stranger()
+    yield one
+    one.parent.communicate(timeout=10)
+
+
+@pytest.mark.parametrize("pidfds", [True, False])
+def test_a_pid_that_was_given_to_another_process_is_not_killed(
+    supervisor, kit, stranger, pidfds, monkeypatch
+):
+    if not pidfds:
+        monkeypatch.delattr("os.pidfd_open")
+    process = supervisor["look_up"](stranger.pid)
+    process.identity = (stranger.pid, process.identity[1] - 1)  # The one that we saw had started earlier.
+    supervisor["kill"](process)
+    assert stranger.answers()
+    supervisor["kill"](supervisor["look_up"](stranger.pid))
+    kit.eventually(lambda: not kit.lives(stranger.pid), "the right one dies")
+
+
+def test_an_adopted_pid_that_is_reaped_is_spared_no_more(supervisor):
+    run = supervisor["Run"]("/nowhere", {})
+    child = subprocess.Popen([sys.executable, "-I", "-S", "-c", ""])
+    run.spared = {(child.pid, 1), (1, 1)}
+    while (child.pid, 1) in run.spared:
+        run.reap_all()
+    assert run.spared == {(1, 1)}
+    child.returncode = 0  # It was reaped behind Popen's back.
+
+
+def test_what_is_not_known_stays_unknown_when_children_are_reaped(supervisor):
+    run = supervisor["Run"]("/nowhere", {})
+    run.reap_all()
+    assert run.spared is None
