@@ -39,7 +39,8 @@ class NothingToInstall:
 
     @hookimpl
     async def inspan_install(self, context):
-        return {}
+        await context.upload_text("kept.txt", "a file of the session")
+        return {"folder": context.session_dir}
 
     @hookimpl
     async def inspan_stage(self, context):
@@ -95,7 +96,6 @@ def service_over(provider, tmp_path):
         ServiceSettings(
             model_base_url="http://127.0.0.1:9",
             model_name="none",
-            session_dir_root=str(tmp_path / "sessions"),
             session=Settings(close_step_timeout_s=5.0),
             owned=OwnedSandbox(provider="box", spec=spec),
         ),
@@ -107,7 +107,7 @@ SEED = SeedRequest(agent_session_id="s", episode_id=EPISODE, task_id=TaskId(task
 
 
 async def test_a_creation_whose_answer_is_lost_is_undone_and_a_retried_seed_gets_a_new_sandbox(tmp_path):
-    inner = inspan_sandbox_providers()["local"]({})
+    inner = inspan_sandbox_providers()["local"]({"runtime_dir": str(tmp_path / "run")})
     provider = Watched(inner, [SandboxTransportError("the answer was lost")])
     async with service_over(provider, tmp_path) as service:
         with anyio.fail_after(30):
@@ -115,15 +115,18 @@ async def test_a_creation_whose_answer_is_lost_is_undone_and_a_retried_seed_gets
             assert provider.stopped == provider.created != []
             assert (await service.seed(SEED, "d", Cookie.ABSENT)).status == 200
             assert len(set(provider.created)) == 2
+            assert len([path for path in tmp_path.rglob("*") if path.name == "kept.txt"]) == 1
             closed = await service.close(CloseRequest(agent_session_id="s", episode_id=EPISODE), Cookie.SAME)
             assert closed.status == 200
+        # Files of the session went with its sandbox, also where nothing isolates it.
+        assert [path for path in tmp_path.rglob("*") if path.name == "kept.txt"] == []
         with pytest.raises(SandboxGone):
             await inner.connect(provider.descriptors[1])
     await inner.aclose()
 
 
 async def test_a_creation_that_the_provider_undid_needs_no_stop(tmp_path):
-    inner = inspan_sandbox_providers()["local"]({})
+    inner = inspan_sandbox_providers()["local"]({"runtime_dir": str(tmp_path / "run")})
     provider = Watched(inner, [SandboxCreateError("no room")])
     async with service_over(provider, tmp_path) as service:
         with anyio.fail_after(30):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import posixpath
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import anyio
@@ -27,6 +27,14 @@ from inspan_runtime.room import Room
 RECONNECT_TIMEOUT_S = 30.0
 
 ProviderFactory = Callable[[], SandboxProvider]
+Parser = Callable[[ParseInput], ParsedActivation]
+RunParser = Callable[[Parser, ParseInput], Awaitable[ParsedActivation]]
+"""Runs a parser away from the event loop."""
+
+
+async def in_worker_thread(parse: Parser, run: ParseInput) -> ParsedActivation:
+    """Parse in a worker thread, which is left behind when the budget ends."""
+    return await anyio.to_thread.run_sync(parse, run, abandon_on_cancel=True)
 
 
 @frozen(kw_only=True)
@@ -58,10 +66,12 @@ class HarnessWork:
 
     Attributes:
         activation: The bound activation, or None.
+        uses_scratch: Whether session files go into the sandbox's own scratch folder, where it has one.
         runtime: What the plugin's install returned.
         artifacts: What was collected, also partly.
         parsed: What the plugin's parser returned, or None.
         gaps: What the runtime itself could not do, for the observations.
+        run_parser: Where the parser runs.
     """
 
     harness: Harness
@@ -70,6 +80,7 @@ class HarnessWork:
     owned: OwnedSandbox | None
     options: Mapping[str, Any]
     cache: RuntimeCache
+    uses_scratch: bool = True
     activation: Activation | None = None
     runtime: Mapping[str, Any] = field(factory=dict)
     artifacts: Artifacts = field(factory=Artifacts)
@@ -78,6 +89,7 @@ class HarnessWork:
     sandbox_id: str | None = None
     descriptor: Descriptor | None = None
     gaps: list[ObservationGap] = field(factory=list)
+    run_parser: RunParser = in_worker_thread
     _provider: SandboxProvider | None = None
     _installer: SandboxInstaller | None = None
 
@@ -116,7 +128,11 @@ class HarnessWork:
 
     def _known(self, room: Room, sandbox: Sandbox) -> None:
         self.sandbox_id, self.descriptor = sandbox.sandbox_id, sandbox.descriptor
-        room.keep("sandbox", json.dumps([sandbox.sandbox_id, dict(sandbox.descriptor)]).encode())
+        scratch = sandbox.descriptor.get("scratch")
+        if isinstance(scratch, str) and self.uses_scratch:
+            room.session_dir = f"{scratch}/{posixpath.basename(room.session_dir)}"
+        kept = [sandbox.sandbox_id, dict(sandbox.descriptor), room.session_dir]
+        room.keep("sandbox", json.dumps(kept).encode())
 
     async def stop_sandbox(self, room: Room, key: str, *, timeout_s: float) -> None:
         """Have our own sandbox stopped, by its handle where there is one."""
@@ -194,7 +210,7 @@ class HarnessWork:
         return (CollectResult.LIMIT if cut else CollectResult.OK), "; ".join(cut) or None
 
     async def parse(self, room: Room) -> tuple[Outcome, str | None]:
-        """Let the plugin parse, in a worker thread that is left behind when the budget ends."""
+        """Let the plugin parse, where it cannot block the server."""
         receipt, activation = room.receipt, self.activation
         if activation is None:
             raise InspanError("parsing was ordered before an activation was bound")
@@ -208,7 +224,7 @@ class HarnessWork:
             sandbox_id=self.sandbox_id,
             options=self.options,
         )
-        parsed = await anyio.to_thread.run_sync(self.harness.parse, run, abandon_on_cancel=True)
+        parsed = await self.run_parser(self.harness.parse, run)
         room.keep("parsed", pack_parsed(parsed))
         self.parsed = parsed
         return parsed.outcome, None if parsed.detail is None else str(parsed.detail)

@@ -14,7 +14,7 @@ from inspan_runtime.room import Room
 def restore_work(work: HarnessWork, contents: Mapping[str, bytes]) -> None:
     """Give the harness's side back what it kept."""
     if "sandbox" in contents:
-        work.sandbox_id, work.descriptor = json.loads(contents["sandbox"])
+        work.sandbox_id, work.descriptor, _ = json.loads(contents["sandbox"])
     if "runtime" in contents:
         work.runtime = json.loads(contents["runtime"])
     if "artifacts" in contents:
@@ -25,6 +25,8 @@ def restore_work(work: HarnessWork, contents: Mapping[str, bytes]) -> None:
 
 def restore_room(room: Room, contents: Mapping[str, bytes]) -> None:
     """Give the world's side back what it kept; its connection is made when it is needed."""
+    if "sandbox" in contents:
+        room.session_dir = json.loads(contents["sandbox"])[2]
     if "receipt" in contents:
         room.receipt = unpack_receipt(contents["receipt"])
     if "processes" in contents:

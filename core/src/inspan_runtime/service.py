@@ -26,7 +26,7 @@ from inspan_core.wire import CloseRequest, SeedRequest
 from inspan_runtime.budgets import resolve_agent_timeout
 from inspan_runtime.contents import Record, error_answer, to_answer
 from inspan_runtime.grants import check_grants, effective_tool_accesses
-from inspan_runtime.harness_work import HarnessWork, ProviderFactory
+from inspan_runtime.harness_work import HarnessWork, ProviderFactory, RunParser, in_worker_thread
 from inspan_runtime.install_cache import RuntimeCache
 from inspan_runtime.journal import Journal
 from inspan_runtime.packing import to_bytes
@@ -53,6 +53,7 @@ class AgentService:
         cache: The host's runtime archives.
         journal: Where sessions are kept, or None: they end with the process.
         plugins: Observers are called with each transition; None for none.
+        run_parser: Where the harness's parser runs.
     """
 
     def __init__(
@@ -64,11 +65,13 @@ class AgentService:
         cache: RuntimeCache,
         journal: Journal | None = None,
         plugins: Plugins | None = None,
+        run_parser: RunParser = in_worker_thread,
     ) -> None:
         self.harness = harness
         self.settings = settings
         self._providers = providers
         self._cache = cache
+        self._run_parser = run_parser
         self._journal = journal
         self._group: anyio.abc.TaskGroup | None = None
         self._sessions = SessionTable(
@@ -245,6 +248,7 @@ class AgentService:
             owned=self.settings.owned if seed.sandbox_access is None else None,
             options=self.settings.options,
             cache=self._cache,
+            run_parser=self._run_parser,
         )
 
     def _check_sandbox(self, body: SeedRequest) -> None:

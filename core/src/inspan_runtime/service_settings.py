@@ -27,7 +27,8 @@ class ServiceSettings:
         concurrency: How many runs may be under way at once.
         session: The machine's budgets.
         supervision: The supervisor's budgets.
-        session_dir_root: Absolute folder inside sandboxes for session folders. Its name shows in command
+        session_dir_root: Absolute folder inside sandboxes for session folders, or None: the sandbox's own
+            scratch folder where its descriptor names one, else ``/tmp/inspan``. Its name shows in command
             lines inside, so it names neither the harness nor an interpreter.
         owned: The sandbox of sessions that bring none, or None: such seeds are refused.
         options: The harness's options.
@@ -43,7 +44,7 @@ class ServiceSettings:
     concurrency: int = 64
     session: Settings = field(factory=Settings)
     supervision: Supervision = field(factory=Supervision)
-    session_dir_root: str = "/tmp/inspan"
+    session_dir_root: str | None = None
     owned: OwnedSandbox | None = None
     options: Mapping[str, Any] = field(factory=dict)
     tool_accesses: tuple[ToolAccess, ...] = ()

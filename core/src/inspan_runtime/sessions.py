@@ -30,6 +30,7 @@ from inspan_runtime.service_settings import ServiceSettings
 from inspan_runtime.slots import SlotPool
 
 CLOSED_WORKDIR = "/"
+DEFAULT_SESSION_DIR_ROOT = "/tmp/inspan"
 RUN_CONTENTS = ("sandbox", "runtime", "activation", "artifacts", "parsed", "receipt", "processes")
 """What is kept for a run, and not needed once the close is answered."""
 
@@ -146,7 +147,7 @@ class SessionTable:
             workdir = seed.sandbox_access.workdir
         else:
             workdir = CLOSED_WORKDIR if self._settings.owned is None else self._settings.owned.spec.workdir
-        folder = f"{self._settings.session_dir_root}/{uuid.uuid4().hex}"
+        folder = f"{self._settings.session_dir_root or DEFAULT_SESSION_DIR_ROOT}/{uuid.uuid4().hex}"
         place = {"session_dir": folder, "workdir": workdir, "episode_id": encode(episode_id)}
         self._keep(session_id, "place", to_bytes(place))
         return place

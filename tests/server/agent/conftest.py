@@ -62,7 +62,6 @@ def agent(tmp_path):
                 "sandbox_provider": "box",
                 "sandbox_config": {"workdir": str(tmp_path / "work")},
                 "sandbox_providers": {"box": {"kind": "local", "runtime_dir": str(tmp_path / "run")}},
-                "session_dir_root": str(tmp_path / "sessions"),
                 "runtime_cache_dir": str(tmp_path / "cache"),
                 "cookie_secret": SECRET,
                 "session_close_timeout_seconds": 20,

@@ -39,7 +39,6 @@ def config_file(tmp_path):
             "sandbox_provider": "box",
             "sandbox_config": {"workdir": str(tmp_path / "work")},
             "sandbox_providers": {"box": {"kind": "local", "runtime_dir": str(tmp_path / "run")}},
-            "session_dir_root": str(tmp_path / "sessions"),
             "runtime_cache_dir": str(tmp_path / "cache"),
             **changes,
         }
@@ -113,7 +112,7 @@ async def test_a_second_signal_does_not_wait_and_names_what_is_open(config_file,
 
 async def activate(client):
     answer = await client.post("/ng-rollout/r1/v1/responses", json={"input": "hi"})
-    assert answer.status_code == 409, "cut off by close"
+    assert answer.status_code == 503, "cut off by close"
 
 
 def state_of_supervisor(tmp_path):

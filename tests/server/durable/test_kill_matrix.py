@@ -110,11 +110,10 @@ def config(tmp_path, kind):
         "harness": "echo",
         "harness_options": {"model": False},
         "model_server": {"base_url": "http://127.0.0.1:9"},
-        "sandbox_providers": {"box": {"kind": kind}},
+        "sandbox_providers": {"box": {"kind": kind, "runtime_dir": str(tmp_path / "run")}},
         "sandbox_provider": "box",
         "sandbox_config": {"workdir": workdir},
         "state_dir": str(tmp_path / "state"),
-        "session_dir_root": str(tmp_path / "sessions") if kind == "local" else "/tmp/inspan",
         "session_close_timeout_seconds": 10,
     }
 

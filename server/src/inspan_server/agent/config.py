@@ -89,7 +89,8 @@ class AgentConfig:
         sandbox_runner_timeout_seconds: Upper bound of `timeout`.
         session_close_retry_window_seconds: How long the answer of a close is kept.
         num_workers: Session state lives in one process.
-        session_dir_root: Absolute folder inside sandboxes for session files.
+        session_dir_root: Absolute folder inside sandboxes for session files; null: a folder that goes with
+            the sandbox where it has one, else ``/tmp/inspan``.
         state_dir: Folder of the journal, which lets a restarted server take its sessions over; null: they
             end with the process.
         runtime_cache_dir: The host's cache of harness runtimes; null: the user's cache folder.
@@ -114,7 +115,7 @@ class AgentConfig:
     sandbox_runner_timeout_seconds: float = 21600.0
     session_close_retry_window_seconds: float = 300.0
     num_workers: Annotated[int, Whole(minimum=1)] = 1
-    session_dir_root: AbsolutePath = "/tmp/inspan"
+    session_dir_root: AbsolutePath | None = None
     state_dir: AbsolutePath | None = None
     runtime_cache_dir: AbsolutePath | None = None
     harness_options: Mapping[str, Any] = field(factory=dict)

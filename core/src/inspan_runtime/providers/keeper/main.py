@@ -251,7 +251,7 @@ class Keeper:
             except FileNotFoundError:
                 pass
         if not self._orders["isolated"]:
-            pid = os.posix_spawn("/bin/rm", ["rm", "-rf", "--one-file-system", "home"], {})
+            pid = os.posix_spawn("/bin/rm", ["rm", "-rf", "--one-file-system", "home", "scratch"], {})
             os.waitpid(pid, 0)
         for remove, name in (
             (os.rmdir, "home"),
