@@ -10,20 +10,26 @@ from inspan_runtime.providers.local import LocalProvider
 from inspan_runtime.testing.sandbox_checks import SANDBOX_CHECKS
 
 pytestmark = [pytest.mark.anyio, pytest.mark.sandbox]
-KINDS = ("local", "bubblewrap", "bubblewrap-read-only")
+# The kinds share what depends on the event loop, so one of them is enough for the other loop.
+CELLS = [("local", "asyncio"), ("local", "trio"), ("bubblewrap", "asyncio"), ("read-only", "asyncio")]
 
 
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request):
+@pytest.fixture(params=CELLS, ids="-".join)
+def cell(request):
     return request.param
 
 
-@pytest.fixture(params=KINDS)
-def provider(request, tmp_path):
+@pytest.fixture
+def anyio_backend(cell):
+    return cell[1]
+
+
+@pytest.fixture
+def provider(cell, tmp_path):
     options = {"runtime_dir": str(tmp_path / "run")}
-    if request.param == "local":
+    if cell[0] == "local":
         return LocalProvider(options)
-    return BubblewrapProvider({**options, "writable_root": request.param == "bubblewrap"})
+    return BubblewrapProvider({**options, "writable_root": cell[0] == "bubblewrap"})
 
 
 @pytest.fixture
