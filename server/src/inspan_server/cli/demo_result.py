@@ -15,7 +15,7 @@ from inspan_core.harness import HarnessSpec
 from inspan_core.sandbox import Sandbox
 from inspan_runtime.service import SessionEvidence
 from inspan_server.cli.timeline import Timeline
-from inspan_server.environment.demo_task import DEMO_TASK
+from inspan_server.environment.task import Task
 from inspan_server.model.capture import Capture, ModelCall
 
 USAGE_KEYS = ("prompt_tokens", "completion_tokens", "total_tokens")
@@ -49,6 +49,7 @@ class DemoResult:
 def put_together(
     *,
     harness: HarnessSpec,
+    task: Task,
     provider: str,
     sandbox: Sandbox | None,
     answer: Mapping[str, Any],
@@ -77,7 +78,7 @@ def put_together(
         "outcome": "failed" if failure is not None else (response or {}).get("status", "unknown"),
         "healthy": is_healthy,
         "failure": failure,
-        "task": {"task_id": DEMO_TASK.task_id.task_id, "instruction": DEMO_TASK.instruction},
+        "task": {"task_id": task.task_id.task_id, "instruction": task.instruction},
         "rollout_key": rollout_key,
         "receipt": receipt,
         "processes": processes,

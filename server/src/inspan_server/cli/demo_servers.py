@@ -25,13 +25,13 @@ from inspan_server.agent.app import create_app
 from inspan_server.agent.config import parse_config
 from inspan_server.cli.timeline import Timeline
 from inspan_server.environment.app import create_environment_app
-from inspan_server.environment.demo_task import DEMO_TASK, demo_script
 from inspan_server.environment.episode import EpisodeLimits, Servers
 from inspan_server.environment.resources import create_resources_app
 from inspan_server.environment.resources_session import Workplace
+from inspan_server.environment.task import Task
 from inspan_server.model.capture import Capture
 from inspan_server.model.gateway import create_gateway
-from inspan_server.model.script import parse_script
+from inspan_server.model.script import Script
 from inspan_server.serving import served
 
 PROVIDER_REF = "sandbox"
@@ -77,6 +77,8 @@ class DemoPlan:
     """What to run.
 
     Attributes:
+        task: The one task.
+        script: What the model answers.
         scratch: A folder of the host for what a provider without isolation shares; removed afterwards.
         before_stop: As in `create_resources_app`.
     """
@@ -86,6 +88,8 @@ class DemoPlan:
     plugins: Plugins
     provider: WatchedProvider
     episode_id: EpisodeId
+    task: Task
+    script: Script
     scratch: str
     timeline: Timeline
     capture: Capture
@@ -100,13 +104,13 @@ class DemoServers:
     service: AgentService
 
 
-def run_request(episode_id: EpisodeId) -> dict[str, Any]:
+def run_request(episode_id: EpisodeId, task: Task) -> dict[str, Any]:
     """The body of ``POST /run``."""
     return {
         "episode_id": encode(episode_id),
         "task": {
-            "task_id": encode(DEMO_TASK.task_id),
-            "task_input": {"responses_create_params": {"input": DEMO_TASK.instruction}, "task_data": {}},
+            "task_id": encode(task.task_id),
+            "task_input": {"responses_create_params": {"input": task.instruction}, "task_data": {}},
         },
     }
 
@@ -119,8 +123,7 @@ async def demo_servers(plan: DemoPlan) -> AsyncIterator[DemoServers]:
         ConfigError: The harness or the provider refuses its configuration.
     """
     model_key = f"sk-{secrets.token_hex(16)}"
-    script = parse_script(demo_script(plan.harness))
-    gateway = create_gateway(script, plan.capture, keys=lambda rollout_key: model_key, models=(MODEL,))
+    gateway = create_gateway(plan.script, plan.capture, keys=lambda rollout_key: model_key, models=(MODEL,))
     async with _served(gateway) as model_url:
         agent = create_app(
             _agent_config(plan, model_url),
@@ -130,7 +133,7 @@ async def demo_servers(plan: DemoPlan) -> AsyncIterator[DemoServers]:
         )
         resources = create_resources_app(
             plan.provider,
-            {DEMO_TASK.task_id.task_id: DEMO_TASK},
+            {plan.task.task_id.task_id: plan.task},
             workplace=_workplace(plan, model_url),
             observe=plan.timeline.on_resources,
             before_stop=plan.before_stop,

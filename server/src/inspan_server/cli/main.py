@@ -85,6 +85,8 @@ def _add_demo(verbs: Verbs) -> None:
     demo.add_argument(
         "--run-dir", metavar="DIR", help="where the run's records go; default: a new folder below ./runs"
     )
+    demo.add_argument("--task", metavar="DIR", help="a task of your own: task.yaml, files/, verify/")
+    demo.add_argument("--script", metavar="FILE", help="what the model answers, call by call (YAML or JSON)")
     demo.set_defaults(run=_demo)
 
 
@@ -98,6 +100,8 @@ def _demo(arguments: argparse.Namespace) -> int:
             as_json=arguments.json,
             keep=arguments.keep,
             run_dir=arguments.run_dir,
+            task=arguments.task,
+            script=arguments.script,
         )
     )
 
