@@ -297,6 +297,22 @@ def test_no_registry_says_what_is_missing(machine):
     assert machine.leftovers() == []
 
 
+def test_a_reader_that_goes_away_changes_nothing(machine):
+    process = machine.start("--harness", "echo", "--sandbox", "local", "--run-dir", "records")
+    try:
+        process.stdout.readline()
+        process.stdout.close()
+        with process.stderr:
+            assert process.wait(timeout=LIMIT_S) == 0
+            assert process.stderr.read() == ""
+    finally:
+        process.kill()
+        process.wait()
+    (rollout,) = (machine.root / "cwd" / "records" / "rollout.jsonl").read_text().splitlines()
+    assert json.loads(rollout)["healthy"] is True
+    assert machine.leftovers() == []
+
+
 def shell(command):
     return {"tool_calls": [{"name": "shell", "arguments": {"command": command}}]}
 

@@ -6,11 +6,9 @@ its proven end; and only then the verification.
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -32,11 +30,12 @@ from inspan_server.cli.demo_result import put_together
 from inspan_server.cli.demo_servers import DemoPlan, DemoServers, WatchedProvider, demo_servers, run_request
 from inspan_server.cli.exit_codes import DONE, FAILED, INFRASTRUCTURE, interrupted
 from inspan_server.cli.run_folder import RunFolder
-from inspan_server.cli.timeline import Entry, Timeline
+from inspan_server.cli.screen import Screen
+from inspan_server.cli.timeline import Timeline
 from inspan_server.environment.calls import new_client
 from inspan_server.environment.demo_task import DEMO_TASK, demo_script
 from inspan_server.environment.task import Task, load_task
-from inspan_server.model.capture import Capture, ModelCall
+from inspan_server.model.capture import Capture
 from inspan_server.model.script import Script, load_script, parse_script
 
 DIFF_LIMIT_BYTES = 1024 * 1024
@@ -90,7 +89,7 @@ def run_demo(options: DemoOptions) -> int:
         ProviderUnavailable: The host lacks what the sandbox provider needs.
         UsageError: The run folder, the task or the script cannot be used.
     """
-    screen = _Screen(options.as_json)
+    screen = Screen(options.as_json)
     timeline = Timeline(time.monotonic, screen.on_entry)
     screen.timeline = timeline
     observer = _Observer(timeline)
@@ -127,7 +126,7 @@ class _Demo:
     task: Task
     script: Script
     folder: RunFolder
-    screen: _Screen
+    screen: Screen
     timeline: Timeline
     episode_id: EpisodeId = field(factory=lambda: episode_id_of(secrets.token_hex(4)))
     capture: Capture = field(init=False)
@@ -255,33 +254,6 @@ class _Demo:
             self.screen.warn(f"nothing was run: {value['failure']['failure_reason']}")
             return INFRASTRUCTURE
         return DONE if result.is_healthy and result.reward == 1 else FAILED
-
-
-@define
-class _Screen:
-    """The terminal: phases and model calls as they come, unless one JSON object is wanted."""
-
-    as_json: bool
-    timeline: Timeline | None = None
-    calls: int = 0
-
-    def say(self, text: str) -> None:
-        if not self.as_json:
-            print(text, flush=True)
-
-    def warn(self, text: str) -> None:
-        print(f"inspan demo: {text}", file=sys.stderr, flush=True)
-
-    def on_entry(self, entry: Entry) -> None:
-        self.say(report.phase_line(entry))
-
-    def on_call(self, call: ModelCall) -> None:
-        self.calls += 1
-        at_ms = 0.0 if self.timeline is None else self.timeline.elapsed_ms
-        self.say(report.call_line(at_ms, self.calls, call))
-
-    def finish(self, value: Mapping[str, Any]) -> None:
-        print(json.dumps(value, indent=2) if self.as_json else report.summary(value), flush=True)
 
 
 def episode_id_of(token: str) -> EpisodeId:
