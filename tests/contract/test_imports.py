@@ -30,8 +30,8 @@ IMPURE = {
 }  # fmt: skip
 """What reads a clock, the environment, a file or the network, or keeps state for the process."""
 
-COMMANDS = {"inspan_core.__main__"}
-"""Programs beside the pure package: nothing in it imports them."""
+COMMANDS = {"inspan_core.__main__", "inspan_core.shim"}
+"""Programs beside the pure package, one of them for sandboxes: nothing in it imports them."""
 
 IN_SANDBOX = {
     "supervisor/src/inspan_supervisor/process_supervisor.py": (),
@@ -42,7 +42,8 @@ IN_SANDBOX = {
         "inspan_runtime.providers.keeper",
     ),
     "plugins/echo/src/inspan_echo/sandbox_runner.py": (),
-    "plugins/pi/src/inspan_pi/sandbox_runner.py": (),
+    "core/src/inspan_core/shim.py": (),
+    "plugins/pi/src/inspan_pi/sandbox_runner.py": ("inspan_core",),
 }
 """Files that run on whatever Python a sandbox has, and what of ours travels with them."""
 

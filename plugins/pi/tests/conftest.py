@@ -16,8 +16,10 @@ from typing import Any
 
 import pytest
 
+import inspan_core.shim as shim_library
 import inspan_pi.sandbox_runner as runner
 from inspan_core.harness import Artifacts, ParseInput
+from inspan_core.shim_files import shim_files
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
 
@@ -41,9 +43,9 @@ def events_of(tmp_path_factory):
             path = tmp_path_factory.mktemp("events") / "events.jsonl"
             ticks = itertools.count()
             events = runner.Events(str(path), clock=lambda: 1000.0 + next(ticks) / 1000)
-            lines = runner.Lines()
+            lines = shim_library.Lines()
             for line, cut in lines.feed((TRANSCRIPTS / f"{name}.stdout.jsonl").read_bytes()):
-                events.take(line, cut)
+                events.line(line, cut)
             made[name] = path.read_bytes()
         return made[name]
 
@@ -88,7 +90,9 @@ class Shim:
         for folder in (self.folder, self.work, self.home):
             folder.mkdir()
         source = Path(runner.__file__).read_text()
-        (self.folder / "sandbox_runner.py").write_text(source)
+        for name, text in {"sandbox_runner.py": source, **shim_files()}.items():
+            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.folder / name).write_text(text)
 
     def start(self, program: str, *, prompt: str = "hello", **order: Any) -> subprocess.Popen[bytes]:
         """Start the shim over a Python program, as the supervisor does: own group, no input."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import inspan_pi.sandbox_runner as runner
+import inspan_core.shim as runner
 
 EVENT = """
 import json, os, sys
@@ -54,7 +54,7 @@ def test_the_program_gets_prompt_environment_and_folder_and_the_input_is_gone(sh
         "argv": [],
         "left": False,
         "group": True,
-        "files": ["agent", "events.jsonl", "sandbox_runner.py", "stderr.log"],
+        "files": ["agent", "events.jsonl", "lib", "sandbox_runner.py", "stderr.log"],
     }
     assert (shim.folder / "agent" / "models.json").stat().st_mode & 0o777 == 0o600
     assert os.listdir(shim.home) == []

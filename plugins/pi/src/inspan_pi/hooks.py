@@ -18,6 +18,7 @@ from inspan_core.harness import (
     SandboxCommand,
 )
 from inspan_core.hookspecs import hookimpl
+from inspan_core.shim_files import shim_files
 from inspan_pi import parse, runtime
 from inspan_pi.declaration import HARNESS, read_options
 from inspan_pi.request import read_request
@@ -46,7 +47,8 @@ async def inspan_install(context: HarnessContext) -> Mapping[str, Any]:
     read_options(context.options)
     found = await runtime.install(context.installer)
     source = resources.files("inspan_pi").joinpath(RUNNER).read_text()
-    await context.upload_text(RUNNER, source, mode=0o600)
+    for name, text in {RUNNER: source, **shim_files()}.items():
+        await context.upload_text(name, text, mode=0o600)
     return found
 
 

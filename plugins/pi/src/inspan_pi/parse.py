@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,24 +11,17 @@ from inspan_core.observations import (
     AgentInvocation,
     AgentObservationBundle,
     ContextCompaction,
-    InvocationStatus,
     ModelCallRef,
     ObservationGap,
     ToolCall,
     ToolCallStatus,
 )
-from inspan_pi.items import Output, to_output
-from inspan_pi.outcome import Ending, read_ending
+from inspan_core.response_object import STATUSES, artifact_digest, input_items, response_object
+from inspan_pi.items import to_output
+from inspan_pi.outcome import read_ending
 from inspan_pi.sandbox import parse_runtime_info
 from inspan_pi.trace import Compaction, Execution, Trace, read_trace
 from inspan_pi.usage import total_usage, was_answered
-
-STATUSES: Mapping[Outcome, InvocationStatus] = {
-    Outcome.COMPLETED: "completed",
-    Outcome.INCOMPLETE: "incomplete",
-    Outcome.FAILED: "failed",
-    Outcome.UNPROCESSABLE: "failed",
-}
 
 
 def parse(run: ParseInput) -> ParsedActivation:
@@ -38,7 +30,7 @@ def parse(run: ParseInput) -> ParsedActivation:
     ending = read_ending(run, trace)
     output = to_output(trace)
     usage, usage_gaps = total_usage(trace.answers)
-    identity = trace.session_id or _digest(run)
+    identity = trace.session_id or artifact_digest(run)
     references, reference_gaps = _model_calls(run, trace)
     invocation = AgentInvocation(
         invocation_id=identity,
@@ -46,13 +38,18 @@ def parse(run: ParseInput) -> ParsedActivation:
         duration_ms=trace.duration_ms,
         error_type=ending.error_type,
         model_calls=references,
-        conversation=(*_input_items(run.request), *output.items),
+        conversation=(*input_items(run.request), *output.items),
     )
     tools = [_tool_call(execution, identity, run) for execution in trace.executions]
     compactions = [_compaction(each, identity) for each in trace.compactions]
     gaps = [ObservationGap(code=each.code, detail=each.detail) for each in run.artifacts.problems]
     gaps += [*trace.gaps, *output.gaps, *usage_gaps, *reference_gaps, *_run_gaps(run)]
-    response = _response(run, trace, ending, output, usage, identity) if trace.answers else None
+    response = None
+    if trace.answers:
+        created_at = trace.first_at or 0.0
+        response = response_object(
+            run, ending, output=output.items, usage=usage, identity=identity, created_at=created_at
+        )
     return ParsedActivation(
         outcome=ending.outcome,
         response=response,
@@ -136,60 +133,9 @@ def _run_gaps(run: ParseInput) -> list[ObservationGap]:
 
 
 def _last_text(request: Mapping[str, Any]) -> str | None:
-    items = _input_items(request)
+    items = input_items(request)
     content = items[-1].get("content") if items else None
     if isinstance(content, str):
         return content
     texts = [part.get("text") for part in content or () if isinstance(part, Mapping)]
     return "\n".join(text for text in texts if isinstance(text, str)) or None
-
-
-def _input_items(request: Mapping[str, Any]) -> list[dict[str, Any]]:
-    given = request.get("input")
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    return [dict(item) for item in given or () if isinstance(item, Mapping)]
-
-
-def _response(
-    run: ParseInput,
-    trace: Trace,
-    ending: Ending,
-    output: Output,
-    usage: dict[str, Any] | None,
-    identity: str,
-) -> dict[str, Any]:
-    request = run.request
-    metadata = dict(request.get("metadata") or {})
-    if ending.stop_reason is not None:
-        metadata["stop_reason"] = ending.stop_reason
-    failed = STATUSES[ending.outcome] == "failed"
-    message = str((ending.detail or {}).get("message")) if failed else None
-    return {
-        "id": f"resp_{identity.replace('-', '')}",
-        "object": "response",
-        "created_at": trace.first_at or 0.0,
-        "model": run.model_name,
-        "status": STATUSES[ending.outcome],
-        "output": output.items,
-        "usage": usage,
-        "instructions": request.get("instructions"),
-        "metadata": metadata,
-        "max_output_tokens": request.get("max_output_tokens"),
-        "temperature": request.get("temperature"),
-        "top_p": request.get("top_p"),
-        "reasoning": request.get("reasoning"),
-        "parallel_tool_calls": True,
-        "tool_choice": "auto",
-        "tools": [],
-        "incomplete_details": {"reason": ending.reason} if ending.reason else None,
-        "error": {"code": ending.error_code, "message": message} if failed else None,
-    }
-
-
-def _digest(run: ParseInput) -> str:
-    """An identity for a run whose trace has none."""
-    digest = hashlib.sha256()
-    for name in sorted(run.artifacts.files):
-        digest.update(run.artifacts.files[name])
-    return digest.hexdigest()[:32]

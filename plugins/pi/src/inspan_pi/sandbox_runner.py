@@ -1,34 +1,20 @@
-"""Runs inside the sandbox under the supervisor: starts the program, keeps its events, reports its end.
+"""Runs inside the sandbox under the supervisor: starts Pi, keeps its events, reports its end.
 
-Standard library only, Python 3.8 syntax. Standard input is empty. Reads ``input.json`` beside this file and
-deletes it first thing; the program gets its prompt on its own standard input and runs in this process's
-group, so that a stop reaches both. Written into the session folder as the run goes:
-
-    runtime_info.json   {"hostname", "pid", "interpreter", "runner_pid"}: who runs
-    events.jsonl        {"at": Unix seconds, "event": {...}} a line, without the streaming deltas
-    stderr.log          what the program said beside its events, the tail of it
-    output.json         how it ended; absent after SIGKILL
+Standard library only, Python 3.8 syntax; its library lies beside it (`inspan_core.shim` says what is read
+and written). Streaming deltas are left out, but not the arguments of tool calls as the model wrote them.
 """
 
-import ctypes
 import json
 import os
-import selectors
-import signal
-import socket
-import subprocess
 import sys
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List
 
-NAME = b"inspan-r"
-LINE_LIMIT_BYTES = 4 * 1024 * 1024
-EVENTS_LIMIT_BYTES = 48 * 1024 * 1024
-STDERR_LIMIT_BYTES = 512 * 1024
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
+sys.dont_write_bytecode = True
+from inspan_core import shim
+
 ARGUMENTS_LIMIT_CHARS = 1024 * 1024
-# How long output is still read after the program's end, when something else holds its pipe open.
-DRAIN_S = 1.0
-
 # Streaming deltas and repetitions: `message_end` and `tool_execution_end` carry the same in full.
 DROPPED = (
     b'{"type":"message_update"',
@@ -38,83 +24,32 @@ DROPPED = (
 )
 
 
-def rename_process(name: bytes) -> None:
-    """Take a name that no task matches by accident, in place of the interpreter and this file's path."""
-    try:
-        libc = ctypes.CDLL(None)
-        libc.prctl(15, name, 0, 0, 0)  # PR_SET_NAME
-        with open("/proc/self/stat", "rb") as stat:
-            fields = stat.read().rpartition(b")")[2].split()
-        start, end = int(fields[45]), int(fields[46])
-    except (OSError, AttributeError, ValueError, IndexError):
-        return
-    if 0 < start < end and end - start > len(name):
-        ctypes.memset(start, 0, end - start)
-        ctypes.memmove(start, name, len(name))
-
-
-def write_atomically(path: str, value: Any) -> None:
-    """Write JSON so that a reader sees all of it or none."""
-    draft = path + ".part"
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "w") as out:
-        json.dump(value, out)
-    os.replace(draft, path)
-
-
-class Lines:
-    """Splits a byte stream at LF only (U+2028 is text in JSON), with a bound on each line."""
-
-    def __init__(self) -> None:
-        self.rest = b""
-        self.skipped = 0
-
-    def feed(self, data: bytes) -> List[Tuple[bytes, int]]:
-        """Complete lines, each with the number of bytes that were cut from it."""
-        *ends, rest = data.split(b"\n")
-        done = []
-        for end in ends:
-            self._add(end)
-            done.append((self.rest, self.skipped))
-            self.rest, self.skipped = b"", 0
-        self._add(rest)
-        return done
-
-    def _add(self, data: bytes) -> None:
-        room = LINE_LIMIT_BYTES - len(self.rest)
-        self.rest += data[:room]
-        self.skipped += max(0, len(data) - room)
-
-
-class Events:
-    """Keeps the program's events: stamped, without deltas, bounded in all."""
+class Events(shim.Events):
+    """Pi's events without deltas."""
 
     def __init__(self, path: str, clock: Callable[[], float] = time.time) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-        self.file = os.open(path, flags, 0o600)
-        self.clock = clock
-        self.written = self.dropped = self.bytes = 0
-        self.last: Optional[str] = None
+        super().__init__(path, clock)
         self.arguments: Dict[int, List[str]] = {}
 
-    def take(self, line: bytes, cut: int) -> None:
-        """One line of the program's standard output."""
-        at = self.clock()
-        if cut:
-            self._write({"at": at, "cut": cut, "head": line[:4096].decode("utf-8", "replace")})
-        elif line.startswith(DROPPED):
+    def take(self, at: float, line: bytes) -> None:
+        """One event."""
+        if line.startswith(DROPPED):
             self._delta(line)
         elif line.startswith(b'{"type":"agent_end"'):
-            self._write({"at": at, "event": without_messages(line)})
+            self.write({"at": at, "event": without_messages(line)})
         elif line.startswith(b'{"type":"message_end"') and self.arguments:
             raw = {str(index): "".join(parts) for index, parts in self.arguments.items()}
             self.arguments = {}
-            self._raw(b'{"at":%f,"raw_arguments":%s,"event":%s}' % (at, json.dumps(raw).encode(), line))
-        elif line:
-            self._raw(b'{"at":%f,"event":%s}' % (at, line))
+            self.keep(b'{"at":%f,"raw_arguments":%s,"event":%s}' % (at, json.dumps(raw).encode(), line))
+        else:
+            super().take(at, line)
+
+    def is_vital(self, line: bytes) -> bool:
+        """Pi's last answer decides how the run ended."""
+        return b'"role":"assistant"' in line
 
     def _delta(self, line: bytes) -> None:
-        """Remember tool arguments as the model wrote them: the program keeps only what it could parse."""
+        """Remember tool arguments as the model wrote them: Pi keeps only what it could parse."""
         if line.startswith(b'{"type":"message_start"'):
             self.arguments = {}
         if b'"toolcall_' not in line[:1024]:
@@ -131,21 +66,6 @@ class Events:
         except (ValueError, KeyError, TypeError):
             return
 
-    def _write(self, value: Dict[str, Any]) -> None:
-        self._raw(json.dumps(value).encode())
-
-    def _raw(self, line: bytes) -> None:
-        if self.bytes + len(line) + 1 > EVENTS_LIMIT_BYTES:
-            self.dropped += 1
-            if b'"role":"assistant"' in line and len(line) < LINE_LIMIT_BYTES:
-                self.last = line.decode("utf-8", "replace")
-            return
-        view = memoryview(line + b"\n")
-        while view:
-            view = view[os.write(self.file, view) :]
-        self.written += 1
-        self.bytes += len(line) + 1
-
 
 def without_messages(line: bytes) -> Dict[str, Any]:
     """`agent_end` without its copy of every message."""
@@ -156,141 +76,5 @@ def without_messages(line: bytes) -> Dict[str, Any]:
     return {key: value for key, value in event.items() if key != "messages"}
 
 
-class Tail:
-    """A log file that keeps its end: at twice the bound it is rewritten with a marker."""
-
-    def __init__(self, path: str) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-        self.file = os.open(path, flags, 0o600)
-        self.size = 0
-
-    def take(self, data: bytes) -> None:
-        """Append, and cut the front when it grew too long."""
-        self.size += os.write(self.file, data)
-        if self.size > 2 * STDERR_LIMIT_BYTES:
-            kept = b"[truncated]\n" + os.pread(self.file, STDERR_LIMIT_BYTES, self.size - STDERR_LIMIT_BYTES)
-            os.ftruncate(self.file, 0)
-            os.lseek(self.file, 0, os.SEEK_SET)
-            self.size = os.write(self.file, kept)
-
-
-class Run:
-    """One run of the program."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
-        self.stopped = False
-        self.events = Events(os.path.join(folder, "events.jsonl"))
-        self.stderr = Tail(os.path.join(folder, "stderr.log"))
-        self.wake, wake_end = socket.socketpair()
-        wake_end.setblocking(False)
-        self.wake.setblocking(False)
-        self.wake_end = wake_end
-        signal.set_wakeup_fd(wake_end.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self.stop)
-
-    def stop(self, *_: Any) -> None:
-        """A stop reaches the program by itself, since it is in this group: let it finish."""
-        self.stopped = True
-
-    def start(self, order: Dict[str, Any]) -> "subprocess.Popen[bytes]":
-        """Start the program, its prompt on standard input and that at its end."""
-        for name, text in order["files"].items():
-            path = os.path.join(self.folder, name)
-            os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-            with os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8", errors="replace") as out:
-                out.write(text)
-        prompt = os.path.join(self.folder, "prompt.part")
-        with open(prompt, "w+", encoding="utf-8", errors="replace") as stdin:
-            os.unlink(prompt)
-            stdin.write(order["prompt"])
-            stdin.flush()
-            os.lseek(stdin.fileno(), 0, os.SEEK_SET)
-            environment = dict(os.environ)
-            environment.update(order["env"])
-            child = subprocess.Popen(
-                order["argv"],
-                cwd=order["workdir"],
-                env=environment,
-                stdin=stdin,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-            )
-        if self.stopped:
-            # The group was signalled before the program was in it.
-            child.terminate()
-        return child
-
-    def follow(self, child: "subprocess.Popen[bytes]") -> None:
-        """Take everything that the program writes until it ended and its pipes are empty."""
-        lines = Lines()
-        selector = selectors.DefaultSelector()
-        selector.register(self.wake, selectors.EVENT_READ)
-        for stream in (child.stdout, child.stderr):
-            if stream is not None:
-                os.set_blocking(stream.fileno(), False)
-                selector.register(stream, selectors.EVENT_READ)
-        until: Optional[float] = None
-        while len(selector.get_map()) > 1:
-            if until is None and child.poll() is not None:
-                until = time.monotonic() + DRAIN_S
-            left = None if until is None else until - time.monotonic()
-            if left is not None and left <= 0:
-                break
-            for key, _ in selector.select(left):
-                if key.fileobj is self.wake:
-                    self.wake.recv(4096)
-                    continue
-                data = os.read(key.fd, 1024 * 1024)
-                if not data:
-                    selector.unregister(key.fileobj)
-                elif key.fileobj is child.stderr:
-                    self.stderr.take(data)
-                else:
-                    for line, cut in lines.feed(data):
-                        self.events.take(line, cut)
-        if lines.rest:
-            self.events.take(lines.rest, lines.skipped)
-        selector.close()
-
-
-def main() -> int:
-    """Run the order of ``input.json``; ends as the program ended."""
-    rename_process(NAME)
-    folder = os.path.dirname(os.path.abspath(__file__))
-    source = os.path.join(folder, "input.json")
-    with open(source, encoding="utf-8") as stream:
-        order = json.load(stream)
-    os.unlink(source)
-    run = Run(folder)
-    started = time.time()
-    output = {"return_code": None, "error": None, "started_at": started}  # type: Dict[str, Any]
-    try:
-        child = run.start(order)
-        info = {"hostname": socket.gethostname(), "pid": child.pid, "interpreter": order["argv"][0]}
-        info["runner_pid"] = os.getpid()
-        write_atomically(os.path.join(folder, "runtime_info.json"), info)
-        run.follow(child)
-        output["return_code"] = child.wait()
-    except OSError as error:
-        output["error"] = "%s: %s" % (type(error).__name__, error)
-    output["ended_at"] = time.time()
-    output["stopped"] = run.stopped
-    output["events"] = {"written": run.events.written, "dropped": run.events.dropped}
-    output["last_dropped"] = run.events.last
-    write_atomically(os.path.join(folder, "output.json"), output)
-    code = output["return_code"]
-    if code is None:
-        return 70
-    if code < 0:
-        # End by the same signal, so that the receipt tells what happened.
-        signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
-        os.kill(os.getpid(), -code)
-    return int(code)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(shim.main(__file__, Events))

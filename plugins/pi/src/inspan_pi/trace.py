@@ -8,19 +8,15 @@ commands can write both files, so nothing in them is taken for granted. Recorded
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from attrs import define, field
 
-from inspan_core.errors import WireError
 from inspan_core.harness import Artifacts
-from inspan_core.json_text import parse_json
 from inspan_core.observations import ObservationGap
+from inspan_core.trace_lines import number, parse_line, read_records
 from inspan_pi.settings import HISTORY_PREFIX
-
-LINE_LIMIT_BYTES = 8 * 1024 * 1024
-JSON_DEPTH = 64
 
 
 @define(kw_only=True)
@@ -111,9 +107,9 @@ def read_trace(artifacts: Artifacts) -> Trace:
     data = artifacts.files.get("events.jsonl")
     if data is None:
         trace.gaps.append(ObservationGap(code="trace_unavailable", detail="there is no events.jsonl"))
-    for record in _records(artifacts, "events.jsonl", trace.gaps):
+    for record in read_records(artifacts, "events.jsonl", trace.gaps):
         _take_record(trace, record)
-    _take_overflow(trace, _parse(artifacts.files.get("output.json", b"")))
+    _take_overflow(trace, parse_line(artifacts.files.get("output.json", b"")))
     _mark_discarded(trace)
     _add_session(trace, artifacts)
     return trace
@@ -129,44 +125,9 @@ def _take_overflow(trace: Trace, output: Any) -> None:
         detail = f"events.jsonl was full: {dropped!r} events were not kept"
         trace.gaps.append(ObservationGap(code="trace_truncated", detail=detail))
     if isinstance(last, str):
-        record = _parse(last.encode("utf-8", "replace"))
+        record = parse_line(last.encode("utf-8", "replace"))
         if isinstance(record, Mapping):
             _take_record(trace, record)
-
-
-def _records(artifacts: Artifacts, name: str, gaps: list[ObservationGap]) -> Iterator[Mapping[str, Any]]:
-    """The objects of a JSONL file; unreadable lines are counted in one gap of each kind."""
-    lines = artifacts.files.get(name, b"").split(b"\n")
-    if any(problem.name == name and problem.code == "artifact_truncated" for problem in artifacts.problems):
-        lines = lines[1:]
-    unreadable = replaced = 0
-    for number, line in enumerate(lines):
-        if not line.strip():
-            continue
-        value = _parse(line)
-        if value is None:
-            text = line.decode("utf-8", "replace")
-            value = _parse(text.encode()) if "�" in text else None
-            replaced += isinstance(value, Mapping)
-        if isinstance(value, Mapping):
-            yield value
-        elif number == len(lines) - 1:
-            gaps.append(ObservationGap(code="trace_line_cut", detail=f"the last line of {name} is cut"))
-        else:
-            unreadable += 1
-    if unreadable:
-        detail = f"{unreadable} lines of {name} are not JSON objects"
-        gaps.append(ObservationGap(code="trace_line_malformed", detail=detail))
-    if replaced:
-        detail = f"undecodable bytes in {replaced} lines of {name} were replaced"
-        gaps.append(ObservationGap(code="trace_bytes_replaced", detail=detail))
-
-
-def _parse(line: bytes) -> Any:
-    try:
-        return parse_json(line, LINE_LIMIT_BYTES, max_depth=JSON_DEPTH, lone_surrogates="replace")
-    except WireError:
-        return None
 
 
 def _take_record(trace: Trace, record: Mapping[str, Any]) -> None:
@@ -245,7 +206,7 @@ def _add_session(trace: Trace, artifacts: Artifacts) -> None:
     """Put in what only the session file has: Pi writes it also while it is being stopped."""
     known = {message.identity for message in trace.messages}
     ignored: list[ObservationGap] = []
-    for entry in _records(artifacts, "session.jsonl", ignored):
+    for entry in read_records(artifacts, "session.jsonl", ignored):
         if entry.get("type") != "message" or str(entry.get("id")).startswith(HISTORY_PREFIX):
             continue
         body = entry.get("message")
@@ -256,13 +217,6 @@ def _add_session(trace: Trace, artifacts: Artifacts) -> None:
             continue
         after = (i for i, other in enumerate(trace.messages) if other.stamp > message.stamp)
         trace.messages.insert(next(after, len(trace.messages)), message)
-
-
-def number(value: Any) -> float | None:
-    """`value` as a finite float, or None."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e300:
-        return None
-    return float(value)
 
 
 def _word(value: Any) -> str:
