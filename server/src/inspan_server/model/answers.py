@@ -7,7 +7,7 @@ a body that stops short, as when a model server dies.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from starlette.responses import Response
@@ -39,41 +39,60 @@ class JsonAnswer(Response):
         await send({"type": "http.response.body", "body": half, "more_body": True})
 
 
+def chat_events(chunks: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
+    """A Chat Completions stream as server-sent events."""
+    for chunk in chunks:
+        yield b"data: " + json_bytes(chunk) + b"\n\n"
+    yield b"data: [DONE]\n\n"
+
+
+def responses_events(events: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
+    """Events of a Responses stream as server-sent events: each is named, and the last one is the end."""
+    for event in events:
+        yield b"event: " + event["type"].encode("ascii") + b"\ndata: " + json_bytes(event) + b"\n\n"
+
+
 class StreamAnswer(Response):
-    """Chunks as server-sent events, ended by ``data: [DONE]``.
+    """Server-sent events.
 
     Args:
-        drop_after_chunks: Break the connection after that many chunks; None: do not.
-        done: Told once how it ended, before the last byte goes out: an answer that a client has is
+        events: Each as bytes, the one that ends the stream included.
+        drop_after: Break the connection after that many events; None: do not.
+        done: Told once how it ended, before the last event goes out: an answer that a client has is
             one that was recorded.
     """
 
     def __init__(
         self,
-        chunks: Iterable[Mapping[str, Any]],
+        events: Iterable[bytes],
         *,
-        drop_after_chunks: int | None,
+        drop_after: int | None,
         headers: Mapping[str, str],
         done: Callable[[CallOutcome], None],
     ) -> None:
         super().__init__(None, 200, {**headers, "cache-control": "no-cache"}, "text/event-stream")
         if "content-length" in self.headers:
             del self.headers["content-length"]
-        self._chunks = chunks
-        self._drop_after_chunks = drop_after_chunks
+        self._events = events
+        self._drop_after = drop_after
         self._done = done
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         outcome: CallOutcome = "client_gone"
+        held = b""
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            for sent, chunk in enumerate(self._chunks):
-                if sent == self._drop_after_chunks:
-                    break
-                event = b"data: " + json_bytes(chunk) + b"\n\n"
-                await send({"type": "http.response.body", "body": event, "more_body": True})
-            outcome = "answered" if self._drop_after_chunks is None else "dropped"
+            for sent, event in enumerate(self._events):
+                if self._drop_after is not None:
+                    if sent == self._drop_after:
+                        break
+                    await send({"type": "http.response.body", "body": event, "more_body": True})
+                    continue
+                if held:
+                    await send({"type": "http.response.body", "body": held, "more_body": True})
+                held = event
+            outcome = "answered" if self._drop_after is None else "dropped"
         finally:
             self._done(outcome)
-        if self._drop_after_chunks is None:
-            await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+        if self._drop_after is None:
+            await send({"type": "http.response.body", "body": held, "more_body": False})

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from attrs import define
+from attrs import define, field
 from starlette.requests import Request
 
 from inspan_server.model.capture import CallOutcome, Capture, ModelCall
@@ -42,6 +42,7 @@ class CallInProgress:
         started_at: Unix seconds.
         started: Monotonic seconds.
         request: What is recorded as the request.
+        raw: The body as it came.
     """
 
     capture: Capture
@@ -51,6 +52,7 @@ class CallInProgress:
     started_at: float
     started: float
     request: Any = None
+    raw: bytes = field(default=b"", repr=False)
     attempt: int = 1
     streamed: bool = False
     cookie_returned: bool | None = None
@@ -105,6 +107,28 @@ def parse_chat_request(raw: bytes) -> dict[str, Any]:
     Raises:
         Refusal: It is not JSON or does not fit; the message names the field.
     """
+    body = _parse_object(raw)
+    if not isinstance(body.get("messages"), list) or not body["messages"]:
+        raise _unfit(body, "messages", "a list of messages that is not empty")
+    return body
+
+
+def parse_responses_request(raw: bytes) -> dict[str, Any]:
+    """A Responses request, likewise.
+
+    Raises:
+        Refusal: It is not JSON or does not fit; the message names the field.
+    """
+    body = _parse_object(raw)
+    content = body.get("input")
+    if not isinstance(content, str | list) or not content:
+        raise _unfit(body, "input", "text or a list of items that is not empty")
+    if not isinstance(body.get("tools") or [], list):
+        raise _unfit(body, "tools", "a list of tools")
+    return body
+
+
+def _parse_object(raw: bytes) -> dict[str, Any]:
     try:
         body = json.loads(raw, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -113,8 +137,6 @@ def parse_chat_request(raw: bytes) -> dict[str, Any]:
         raise Refusal(400, f"request body: expected an object, got {type(body).__name__}")
     if not isinstance(body.get("model"), str):
         raise _unfit(body, "model", "the name of a model")
-    if not isinstance(body.get("messages"), list) or not body["messages"]:
-        raise _unfit(body, "messages", "a list of messages that is not empty")
     if not isinstance(body.get("stream", False), bool | None):
         raise _unfit(body, "stream", "true or false")
     return body

@@ -10,6 +10,8 @@ rollout and the index of the reply::
       - error: {status: 429}               # with a body of its own: {status: 429, body: {...}}
       - content: "Done."
         delay_s: 0.5
+      - content: "I begin"
+        failure: {code: server_error, message: "the model gave up"}
     rollout-7:
       - content: "Half of this is lost."
         drop_after_chunks: 2
@@ -69,6 +71,18 @@ class ScriptedError:
 
 
 @frozen(kw_only=True)
+class ScriptedFailure:
+    """The model fails in the middle of its answer: an error in the stream, after what the reply says."""
+
+    message: str = "scripted failure"
+    code: str = "server_error"
+
+    def body(self) -> dict[str, Any]:
+        """The error object."""
+        return {"message": self.message, "type": "scripted_failure", "param": None, "code": self.code}
+
+
+@frozen(kw_only=True)
 class Reply:
     """One answer of the model.
 
@@ -76,8 +90,9 @@ class Reply:
         usage: None: the answer carries no usage at all.
         finish_reason: By default ``tool_calls`` when there are some, else ``stop``.
         delay_s: Silence before the first byte of the answer.
-        drop_after_chunks: The connection breaks after that many chunks of the stream (of a plain
-            answer: in the middle of its body); None: it does not.
+        failure: The stream ends with this error in place of its end; a plain answer is the error.
+        drop_after_chunks: The connection breaks after that many chunks or events of the stream (of a
+            plain answer: in the middle of its body); None: it does not.
     """
 
     reasoning: str | None = None
@@ -86,6 +101,7 @@ class Reply:
     usage: Usage | None = None
     finish_reason: str | None = None
     error: ScriptedError | None = None
+    failure: ScriptedFailure | None = None
     delay_s: float = 0.0
     drop_after_chunks: int | None = None
 
@@ -152,13 +168,15 @@ def _reply(value: Any, where: str) -> Reply:
         usage=_usage(fields["usage"], f"{where}, usage") if fields.get("usage") is not None else None,
         finish_reason=_finish_reason(fields, where),
         error=_error(fields["error"], f"{where}, error") if "error" in fields else None,
+        failure=_failure(fields["failure"], f"{where}, failure") if "failure" in fields else None,
         delay_s=_delay(fields, where),
         drop_after_chunks=_count(fields, "drop_after_chunks", where),
     )
     says = reply.reasoning is not None or reply.content is not None or bool(reply.tool_calls)
-    if reply.error is not None and (says or reply.usage or reply.finish_reason or reply.drop_after_chunks):
+    beside = says or reply.usage or reply.finish_reason or reply.drop_after_chunks or reply.failure
+    if reply.error is not None and beside:
         raise ConfigError(f"{where}: an error stands alone (only delay_s may be beside it)")
-    if reply.error is None and not says and reply.drop_after_chunks is None:
+    if reply.error is None and reply.failure is None and not says and reply.drop_after_chunks is None:
         raise ConfigError(f"{where}: says nothing; give content, reasoning, tool_calls or error")
     return reply
 
@@ -196,6 +214,12 @@ def _error(value: Any, where: str) -> ScriptedError:
     if status is None or not 400 <= status <= 599:
         raise ConfigError(f"{where}, status: expected 400 to 599, got {_shown(fields.get('status'))}")
     return ScriptedError(status=status, body=fields.get("body"))
+
+
+def _failure(value: Any, where: str) -> ScriptedFailure:
+    fields = _object(value, ("message", "code"), where)
+    texts = {key: _text(fields, key, where) for key in fields}
+    return ScriptedFailure(**{key: text for key, text in texts.items() if text is not None})
 
 
 def _finish_reason(fields: Mapping[str, Any], where: str) -> str | None:
