@@ -157,8 +157,7 @@ async def measure_provider(kind: str, python: str, runs: int) -> tuple[list[floa
                 home += "-stop"
                 await write(sandbox, home, workdir, ["/bin/sleep", "60"], python)
                 async with anyio.create_task_group() as group:
-                    launch = client.supervised_launch_command(python, home)
-                    group.start_soon(lambda argv=launch: sandbox.exec(argv, timeout_s=30))
+                    group.start_soon(launch, sandbox, client.supervised_launch_command(python, home))
                     wait = f"while [ ! -e '{home}/supervisor.pid' ]; do :; done"
                     await sandbox.exec(["sh", "-c", wait], timeout_s=10)
                     began = time.perf_counter()
@@ -168,6 +167,10 @@ async def measure_provider(kind: str, python: str, runs: int) -> tuple[list[floa
             await sandbox.stop()
             await provider.aclose()
     return bare, supervised, stops
+
+
+async def launch(sandbox: Sandbox, argv: list[str]) -> None:
+    await sandbox.exec(argv, timeout_s=30)
 
 
 async def write(sandbox: Sandbox, home: str, workdir: str, argv: list[str], python: str) -> None:
