@@ -212,7 +212,11 @@ anyio.run(main)
 
 
 def start_server(kind, run_dir, spec, *, ttl_s, count=1):
-    argv = [sys.executable, "-c", SERVER, kind, str(run_dir), spec.workdir, str(ttl_s), str(count)]
+    return start(SERVER, kind, run_dir, spec, ttl_s, count)
+
+
+def start(script, kind, run_dir, spec, *arguments):
+    argv = [sys.executable, "-c", script, kind, str(run_dir), spec.workdir, *map(str, arguments)]
     return subprocess.Popen(argv, stdout=subprocess.PIPE, start_new_session=True)
 
 
@@ -230,6 +234,44 @@ async def test_sandbox_outlives_its_killed_server(provider, kind, spec, run_dir)
     await provider.stop("k0")
     assert not await sandbox.is_alive()
     assert list((run_dir / kind).iterdir()) == [] and processes_of(run_dir) == {}
+
+
+RUNNING_SERVER = """
+import anyio, sys
+from inspan_core.sandbox import SandboxSpec
+from inspan_runtime.providers.bubblewrap import BubblewrapProvider
+from inspan_runtime.providers.local import LocalProvider
+async def main():
+    kind, run_dir, workdir = sys.argv[1:4]
+    provider = {"local": LocalProvider, "bubblewrap": BubblewrapProvider}[kind]({"runtime_dir": run_dir})
+    sandbox = await provider.create(SandboxSpec(workdir=workdir, ttl_s=120.0), key="k")
+    async def run(script, timeout_s):
+        await sandbox.exec(["sh", "-c", script], timeout_s=timeout_s, stdin=b"input")
+    async with anyio.create_task_group() as group:
+        wait = "until [ -e go ]; do sleep 0.01; done"
+        group.start_soon(run, f"cat >given; {wait}; echo end; echo end >ended", 60)
+        group.start_soon(run, "echo $$ >late; sleep 600", 3)
+        while (await sandbox.exec(["sh", "-c", "test -s given -a -s late"], timeout_s=9)).exit_code:
+            await anyio.sleep(0.01)
+        print("started", flush=True)
+anyio.run(main)
+"""
+
+
+async def test_command_outlives_its_killed_server(provider, kind, spec, run_dir):
+    """A crash is no cancellation: the command runs on, to its end or its deadline."""
+    server = start(RUNNING_SERVER, kind, run_dir, spec)
+    try:
+        assert await anyio.to_thread.run_sync(server.stdout.readline) == b"started\n"
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+        server.stdout.close()
+    sandbox = await provider.connect((await provider.list({}))[0])
+    await out(sandbox, "touch go; until [ -e ended ]; do sleep 0.01; done")
+    assert await out(sandbox, "cat given ended") == b"inputend\n"
+    await out(sandbox, "while kill -0 $(cat late) 2>/dev/null; do sleep 0.01; done")
+    await sandbox.stop()
 
 
 async def test_time_to_live_needs_no_server(kind, spec, run_dir):

@@ -12,8 +12,8 @@ import hashlib
 import json
 import os
 import secrets
-import shutil
 import stat
+import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -93,7 +93,8 @@ def claim(folder: Path, sandbox_id: str, meta: Mapping[str, Any]) -> tuple[Path,
 
 def remove(path: Path) -> None:
     """Remove a folder of a dead sandbox; no mount of it is visible here."""
-    shutil.rmtree(path, ignore_errors=True)
+    # Not by a recursive function: what a sandbox without isolation left may be nested deeper than its stack.
+    subprocess.run(["rm", "-rf", "--one-file-system", "--", path], check=False, capture_output=True)
 
 
 def is_held(path: Path) -> bool:

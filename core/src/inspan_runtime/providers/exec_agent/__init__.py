@@ -10,7 +10,8 @@ a `local` one it is a child subreaper. One thread, one epoll loop, one connectio
     ping      "ping"
     reply     a frame, the first field is "ok" or the error's kind; then the announced bodies
 
-A client that hangs up while a command runs has cancelled it: the command's process group is killed, and the
-connection is closed when the command is dead. The agent's other connection, to the sandbox's keeper, is its
+A client that shuts its side down while a command runs has cancelled it: the command's process group is
+killed, and the connection is closed when the command is dead. A client that is gone altogether, like a
+crashed server, leaves the command to run until its deadline. The agent's other connection, to the sandbox's keeper, is its
 lifeline: when that ends, the sandbox ends.
 """

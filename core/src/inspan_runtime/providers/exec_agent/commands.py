@@ -166,11 +166,11 @@ class Exec:
         except ProcessLookupError:  # It has not called setsid yet.
             os.kill(self._pid, signal.SIGKILL)
 
-    def lost(self) -> None:
+    def lost(self, *, is_cancelled: bool) -> None:
         self._gone = True
         if self._ended:
             self._connection.close()
-        else:
+        elif is_cancelled:
             self._kill()
 
     def _on_exit(self, status: int) -> None:

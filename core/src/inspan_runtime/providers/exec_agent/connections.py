@@ -31,7 +31,7 @@ class Ping:
     def finish(self) -> None:
         self._connection.reply([b"ok"])
 
-    def lost(self) -> None:
+    def lost(self, *, is_cancelled: bool) -> None:
         self._connection.close()
 
 
@@ -83,13 +83,13 @@ class Connection:
     def reply(self, fields: list[bytes], *bodies: bytes) -> None:
         self.send(b"".join((encode(fields), *bodies)), self.close)
 
-    def _hung_up(self) -> None:
+    def _hung_up(self, *, is_cancelled: bool) -> None:
         self._gone = True
         self._loop.mute(self._fd)
         if self._job is None:
             self.close()
         else:
-            self._job.lost()
+            self._job.lost(is_cancelled=is_cancelled)
 
     def _on_event(self, events: int) -> None:
         if events & select.EPOLLOUT and self._out:
@@ -99,7 +99,8 @@ class Connection:
         if events & select.EPOLLIN and self._reads:
             self._read()
         elif events & (select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR):
-            self._hung_up()
+            # Both directions are shut when the client is gone, one when it still waits.
+            self._hung_up(is_cancelled=not events & (select.EPOLLHUP | select.EPOLLERR))
 
     def _flush(self) -> None:
         try:
@@ -107,7 +108,7 @@ class Connection:
         except BlockingIOError:
             return
         except OSError:
-            self._hung_up()
+            self._hung_up(is_cancelled=False)
             return
         if not self._out:
             then, self._then = self._then, None
@@ -122,8 +123,8 @@ class Connection:
             return
         except OSError:
             data = b""
-        if not data:
-            self._hung_up()
+        if not data:  # A request that never came whole is not carried out.
+            self._hung_up(is_cancelled=True)
             return
         if self._job is None:
             self._head += data

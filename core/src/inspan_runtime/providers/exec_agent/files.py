@@ -101,7 +101,7 @@ class Upload:
                 os.close(fd)
         self._file = self._folder = None
 
-    def lost(self) -> None:
+    def lost(self, *, is_cancelled: bool) -> None:
         if self._error is None and self._file is not None:
             self._fail(Refused(b"lost", b""))
         self._connection.close()
@@ -155,7 +155,7 @@ class Download:
             size = min(CHUNK_BYTES, self._left)
             data = os.read(self._file, size) if self._file is not None else b""
         except OSError:
-            self.lost()
+            self.lost(is_cancelled=False)
             return
         self._left -= len(data)
         if data:
@@ -164,7 +164,7 @@ class Download:
             self._release()
             self._connection.send(struct.pack(">I", 0), self._connection.close)
 
-    def lost(self) -> None:
+    def lost(self, *, is_cancelled: bool) -> None:
         self._release()
         self._connection.close()
 
