@@ -1,6 +1,7 @@
 """What the embedded providers refuse, and in which words."""
 
 import ast
+import math
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import inspan_runtime.providers.exec_agent as exec_agent
-from inspan_core.errors import ConfigError, MountConflict, ProviderUnavailable, UsageError
+from inspan_core.errors import ConfigError, ExecTimeout, MountConflict, ProviderUnavailable, UsageError
 from inspan_core.sandbox import Mount, SandboxSpec
 from inspan_runtime.providers import boot, builtin, state_folder
 from inspan_runtime.providers.bubblewrap import BubblewrapProvider, check_user_namespaces, explained
@@ -181,6 +182,22 @@ async def test_ports_of_every_loopback_address_are_forwarded(tmp_path):
     async with opened(provider, lambda: SandboxSpec(workdir="/task", reach=tuple(reach))) as sandbox:
         listening = await sandbox.exec(["cat", "/proc/net/tcp"], timeout_s=10)
         assert b"0200007F:0051" in listening.stdout
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("ttl_s", [None, 1e12, math.inf])
+async def test_times_without_end(tmp_path, ttl_s):
+    """Longer than any system call's timeout."""
+    provider = LocalProvider({"runtime_dir": str(tmp_path / "run")})
+    spec = SandboxSpec(workdir=str(tmp_path / "work"), ttl_s=ttl_s)
+    async with opened(provider, lambda: spec) as sandbox:
+        for timeout_s in (1e12, math.inf):
+            assert (await sandbox.exec(["true"], timeout_s=timeout_s)).exit_code == 0
+        with pytest.raises(UsageError, match="timeout_s"):
+            await sandbox.exec(["true"], timeout_s=math.nan)
+        with pytest.raises(ExecTimeout):
+            await sandbox.exec(["sleep", "60"], timeout_s=0)
+        assert await sandbox.is_alive()
 
 
 @pytest.mark.anyio

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import posixpath
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ from inspan_runtime.providers import state_folder
 from inspan_runtime.providers.agent_client import ANSWER_SLACK_S, Call, open_call
 
 STOP_LIMIT_S = 20.0
+LONGEST_TIMEOUT_S = 10 * 365 * 24 * 3600.0
 READ_BYTES = 4 * 1024 * 1024
 POLL_S = 0.002
 
@@ -60,6 +62,9 @@ class KeptSandbox:
         if not arguments or not arguments[0]:
             raise UsageError("argv is empty: a program's name was expected")
         given = [_variable(name, value) for name, value in (env or {}).items()]
+        if math.isnan(timeout_s):
+            raise UsageError(f"timeout_s is {timeout_s!r}: a number of seconds was expected")
+        timeout_s = min(timeout_s, LONGEST_TIMEOUT_S)
         head = [b"exec", b"%r" % float(timeout_s), b"%d" % output_limit_bytes, b"%d" % len(stdin)]
         head += [_bytes("cwd", cwd or self._descriptor["workdir"]), b"%d" % len(arguments)]
         what = f"{argv[0]} in {self.sandbox_id}"

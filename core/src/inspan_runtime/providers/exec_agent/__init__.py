@@ -12,6 +12,6 @@ a `local` one it is a child subreaper. One thread, one epoll loop, one connectio
 
 A client that shuts its side down while a command runs has cancelled it: the command's process group is
 killed, and the connection is closed when the command is dead. A client that is gone altogether, like a
-crashed server, leaves the command to run until its deadline. The agent's other connection, to the sandbox's keeper, is its
-lifeline: when that ends, the sandbox ends.
+crashed server, leaves the command to run until its deadline. The agent's other connection, to the sandbox's
+keeper, is its lifeline: when that ends, the sandbox ends.
 """

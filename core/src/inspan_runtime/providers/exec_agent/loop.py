@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+LONGEST_WAIT_S = 3600.0  # The kernel's milliseconds have 31 bits.
+
+
 class Loop:
     """Call handlers; descriptors are closed after a batch, so that no event reaches a number's next owner."""
 
@@ -55,12 +58,11 @@ class Loop:
 
     def turn(self) -> None:
         """Wait for something, and serve it."""
-        wait = (
-            min(self._timers.values(), key=lambda timer: timer[0])[0] - time.monotonic()
-            if self._timers
-            else -1
-        )
-        for fd, events in self._epoll.poll(max(0.0, wait) if self._timers else -1):
+        wait_s = -1.0
+        if self._timers:
+            earliest = min(when for when, _ in self._timers.values())
+            wait_s = min(max(0.0, earliest - time.monotonic()), LONGEST_WAIT_S)
+        for fd, events in self._epoll.poll(wait_s):
             handler = self._handlers.get(fd)
             if handler is not None:
                 handler(events)
