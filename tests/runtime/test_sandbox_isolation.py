@@ -415,6 +415,34 @@ async def test_read_only_root_is_said(tmp_path, caplog):
         await out(sandbox, f"touch {WORKDIR}/x /root/x /tmp/x; mkdir /new")
 
 
+CREATE = """
+import anyio, json, sys
+from inspan_core.sandbox import SandboxSpec
+from inspan_runtime.providers.bubblewrap import BubblewrapProvider
+async def main():
+    sandbox = await BubblewrapProvider({"runtime_dir": sys.argv[1]}).create(SandboxSpec(workdir="/task"), key="k")
+    try:
+        result = await sandbox.exec(["sh", "-c", "touch x && ls"], timeout_s=20)
+        print(json.dumps([sandbox.descriptor["root"], result.stdout.decode()]))
+    finally:
+        await sandbox.stop()
+anyio.run(main)
+"""
+
+
+async def test_root_that_may_not_mount_gets_a_read_only_root(tmp_path):
+    """As in many containers; an ordinary user may not either."""
+    lesser = ["setpriv", "--bounding-set", "-sys_admin"] if os.geteuid() == 0 else []
+    with anyio.fail_after(50):
+        run = await anyio.run_process(
+            [*lesser, sys.executable, "-c", CREATE, str(tmp_path / "run")], check=False
+        )
+    assert run.returncode == 0, run.stderr.decode()
+    assert json.loads(run.stdout) == ["read-only", "x\n"]
+    assert b"the root is read-only" in run.stderr, "it was not logged"
+    assert list((tmp_path / "run/bubblewrap").iterdir()) == []
+
+
 async def test_workdir_below_a_shown_folder(provider):
     workdir = "/opt/inspan-test/repository"
     kept = {path.name for path in Path("/opt").iterdir() if path.stat().st_mode & 0o005 == 0o005}

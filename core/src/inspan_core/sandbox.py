@@ -4,7 +4,8 @@ One behaviour per operation, the same on every provider:
 
 * every operation is bounded, in time by ``timeout_s`` and in size by ``*_limit_bytes``;
 * a command's deadline is enforced inside the sandbox, and cancelling the `exec` call kills the
-  command's process group there: the client's death is never mistaken for the command's;
+  command's process group there: the client's death is never mistaken for the command's, and a client that
+  dies without cancelling leaves the command to run until its deadline;
 * no file operation follows a symbolic link in its last component or reads anything but a regular file;
 * `disconnect` never stops the sandbox, `stop` is idempotent ("no such sandbox" is success).
 
