@@ -93,6 +93,7 @@ def fuzz_lifecycle(
     examples: int = DEFAULT_EXAMPLES,
     seed: int | None = None,
     kills: bool = True,
+    shrinks: bool = True,
 ) -> FuzzReport:
     """Fuzz a harness plugin under the real service, driver and machine, in a fake world.
 
@@ -105,6 +106,7 @@ def fuzz_lifecycle(
         examples: How many scenarios to play.
         seed: Where to begin; a random one by default. The same seed plays the same scenarios.
         kills: Whether servers are killed and restarted.
+        shrinks: Whether a failing scenario is made as simple as possible, which takes some hundred plays.
 
     Returns:
         How much was played.
@@ -118,11 +120,16 @@ def fuzz_lifecycle(
     if program is None:
         raise UsageError("expected program=, a model of what the plugin's program writes")
     trial = trial_of(plugin, program, request=request, options=options, answer=answer)
-    return fuzz_trial(trial, examples=examples, seed=seed, kills=kills)
+    return fuzz_trial(trial, examples=examples, seed=seed, kills=kills, shrinks=shrinks)
 
 
 def fuzz_trial(
-    trial: Trial, *, examples: int = DEFAULT_EXAMPLES, seed: int | None = None, kills: bool = True
+    trial: Trial,
+    *,
+    examples: int = DEFAULT_EXAMPLES,
+    seed: int | None = None,
+    kills: bool = True,
+    shrinks: bool = True,
 ) -> FuzzReport:
     """Fuzz what is ready to be fuzzed; see `fuzz_lifecycle`."""
     calm = play(Scenario(), trial)
@@ -132,7 +139,7 @@ def fuzz_trial(
             f"plugin's parser needs?\n{tell(Scenario(), calm)}"
         )
     search = _Search(trial, secrets.randbits(32) if seed is None else seed)
-    search.run(examples, kills)
+    search.run(examples, kills, shrinks)
     return search.report
 
 
@@ -144,7 +151,7 @@ class _Search:
         self._trial, self._rule, self._first_at = trial, "", 0
         self._last: tuple[Scenario, Verdict] | None = None
 
-    def run(self, examples: int, kills: bool) -> None:
+    def run(self, examples: int, kills: bool, shrinks: bool) -> None:
         test = hypothesis.given(scenarios(kills=kills))(self._try)
         test = hypothesis.seed(self.report.seed)(
             hypothesis.settings(
@@ -154,7 +161,7 @@ class _Search:
                 derandomize=False,
                 print_blob=False,
                 report_multiple_bugs=False,
-                phases=[Phase.generate, Phase.shrink],
+                phases=[Phase.generate, Phase.shrink] if shrinks else [Phase.generate],
                 suppress_health_check=list(HealthCheck),
                 verbosity=hypothesis.Verbosity.quiet,
             )(test)

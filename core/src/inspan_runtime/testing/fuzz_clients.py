@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import anyio
@@ -79,6 +79,7 @@ class Client:
     Attributes:
         who: For the log.
         asking: What it waits for.
+        asked: What it has begun to ask for.
     """
 
     who: str
@@ -86,12 +87,18 @@ class Client:
     world: FakeWorld
     witness: Witness
     asking: Ask | None = None
+    asked: dict[Ask, anyio.Event] = field(factory=dict)
+
+    def begun(self, ask: Ask) -> anyio.Event:
+        """Set when it has begun to ask for that."""
+        return self.asked.setdefault(ask, anyio.Event())
 
     async def ask(self, service: AgentService, ask: Ask) -> Answer:
         """Ask and wait for the answer; being cancelled is going away."""
         if self.asking is not None:
             await anyio.sleep(RECONNECT_S)
         self.asking = ask
+        self.begun(ask).set()
         self.world.say(f"{self.who} asks: {ask.value} {self.subject.name}")
         answer = await self.subject.ask(service, ask)
         self.asking = None
@@ -107,11 +114,13 @@ class MainClient(Client):
 
     Attributes:
         todo: What is still to be done.
+        thinks_s: How long it does nothing before its next request.
         activated: The answer to the activation, or None.
         closed: The answer of the close, or None.
     """
 
     todo: list[Ask] = field(factory=lambda: [Ask.SEED, Ask.ACTIVATE, Ask.CLOSE])
+    thinks_s: float = 0.0
     activated: Answer | None = None
     closed: Answer | None = None
     _tries: int = 0
@@ -123,8 +132,8 @@ class MainClient(Client):
             answer = await self.ask(service, ask)
             self._tries += 1
             self._go_on(ask, answer)
-            if self.todo and self.todo[0] is ask:
-                await anyio.sleep(CLOSE_AGAIN_S)
+            if self.todo:
+                await anyio.sleep(CLOSE_AGAIN_S if self.todo[0] is ask else self.thinks_s)
 
     def _go_on(self, ask: Ask, answer: Answer) -> None:
         over = answer.status < 500
@@ -152,18 +161,20 @@ class Visitor(Client):
     visit: Visit = field(kw_only=True)
     is_over: bool = False
 
-    async def live(self, service: AgentService, quiet: Callable[[], bool]) -> None:
+    async def live(self, service: AgentService, main: MainClient) -> None:
         """Come, ask, and perhaps go.
 
         Args:
-            quiet: Whether the main client is through: then nobody else needs to come any more.
+            main: Once it is through, nobody else needs to come any more.
         """
         if self.is_over:
             return
         visit = self.visit
-        if self.asking is None:
+        if self.asking is None and visit.beside is not None:
+            await main.begun(visit.beside).wait()
+        elif self.asking is None:
             await self.world.until_calls(visit.at_call)
-        if quiet():
+        if not main.todo:
             return
         async with anyio.create_task_group() as group:
             if visit.stays is not None:

@@ -154,7 +154,13 @@ class _Play:
         self.harness, trial.lookout.witness = trial.harness, self.witness
         names = ["main", "neighbour"][: 1 + scenario.neighbour]
         self.clients = [
-            MainClient(f"client of {name}", self._subject(name, trial), world, self.witness)
+            MainClient(
+                f"client of {name}",
+                self._subject(name, trial),
+                world,
+                self.witness,
+                thinks_s=scenario.thinks_s,
+            )
             for name in names
         ]
         main = self.clients[0].subject
@@ -202,6 +208,8 @@ class _Play:
         """Run one server; returns whether another has to follow."""
         self.was_killed = False
         self.world.forget_waiters()
+        for client in self.clients:
+            client.asked.clear()
         self.loop = SteppedLoop(
             self.world.clock, self.choose, until_s=self.world.clock.now + PATIENCE_S
         )
@@ -228,7 +236,7 @@ class _Play:
         async with service:
             async with anyio.create_task_group() as group:
                 for visitor in self.visitors:
-                    group.start_soon(visitor.live, service, lambda: not self.clients[0].todo)
+                    group.start_soon(visitor.live, service, self.clients[0])
                 async with anyio.create_task_group() as mains:
                     for client in self.clients:
                         mains.start_soon(client.live, service)

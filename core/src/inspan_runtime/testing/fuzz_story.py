@@ -31,7 +31,12 @@ def _outline(scenario: Scenario) -> Iterator[str]:
     )
     for visit in scenario.visits:
         stays = "" if visit.stays is None else f", and is gone after {visit.stays} more"
-        yield f"a visitor comes after {visit.at_call} calls to {visit.ask.value}{stays}"
+        when = f"after {visit.at_call} calls"
+        if visit.beside is not None:
+            when = f"at the moment when the main client begins to {visit.beside.value}"
+        yield f"a visitor comes {when} to {visit.ask.value}{stays}"
+    if scenario.thinks_s:
+        yield f"clients think for {scenario.thinks_s:g} s between an answer and the next request"
     yield from (str(fault) for fault in scenario.faults)
     yield from (f"the server is killed once it has made {record} records" for record in scenario.kills)
     if scenario.harness != HarnessPlan():

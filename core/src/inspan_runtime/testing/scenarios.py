@@ -35,11 +35,13 @@ class Visit:
     Attributes:
         ask: What for.
         at_call: It comes when so many calls into the world were made.
+        beside: It comes at the same moment as this request of the main client instead.
         stays: The client goes away after so many more calls; None: it waits for its answer.
     """
 
     ask: Ask
-    at_call: int
+    at_call: int = 0
+    beside: Ask | None = None
     stays: int | None = None
 
 
@@ -54,6 +56,7 @@ class Scenario:
         faults: What goes wrong.
         kills: The server dies as soon as it has made so many journal records.
         latency_s: How long a call travels.
+        thinks_s: How long a main client does nothing between an answer and its next request.
         neighbour: Whether another session shares the server and its one concurrency slot.
         schedule: Which ready task goes first.
     """
@@ -64,6 +67,7 @@ class Scenario:
     faults: tuple[Fault, ...] = ()
     kills: tuple[int, ...] = ()
     latency_s: float = 0.01
+    thinks_s: float = 0.0
     neighbour: bool = False
     schedule: Schedule = Schedule()
 
@@ -107,11 +111,11 @@ def schedules() -> st.SearchStrategy[Schedule]:
 
 def scenarios(*, kills: bool = True) -> st.SearchStrategy[Scenario]:
     """Every scenario that a fuzz run plays; simple ones first, and shrunk to simple ones."""
-    visit = st.builds(
-        Visit,
-        ask=st.sampled_from(list(Ask)),
-        at_call=st.integers(0, CALLS_OF_A_SESSION),
-        stays=st.one_of(st.none(), st.integers(0, 6)),
+    stays = st.one_of(st.none(), st.integers(0, 6))
+    asks = st.sampled_from(list(Ask))
+    visit = st.one_of(
+        st.builds(Visit, ask=asks, at_call=st.integers(0, CALLS_OF_A_SESSION), stays=stays),
+        st.builds(Visit, ask=asks, beside=st.sampled_from((Ask.SEED, Ask.ACTIVATE, Ask.CLOSE)), stays=stays),
     )
     fault = st.sampled_from(list(CallKind)).flatmap(_fault)
     return st.builds(
@@ -122,6 +126,7 @@ def scenarios(*, kills: bool = True) -> st.SearchStrategy[Scenario]:
         faults=_tuples(fault, 3),
         kills=_tuples(st.integers(1, RECORDS_OF_A_SESSION), 2) if kills else st.just(()),
         latency_s=st.sampled_from((0.01, 0.0)),
+        thinks_s=st.sampled_from((0.0, 1.0)),
         neighbour=st.booleans(),
         schedule=schedules(),
     )
