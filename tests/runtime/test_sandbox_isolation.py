@@ -420,7 +420,8 @@ import anyio, json, sys
 from inspan_core.sandbox import SandboxSpec
 from inspan_runtime.providers.bubblewrap import BubblewrapProvider
 async def main():
-    sandbox = await BubblewrapProvider({"runtime_dir": sys.argv[1]}).create(SandboxSpec(workdir="/task"), key="k")
+    provider = BubblewrapProvider({"runtime_dir": sys.argv[1]})
+    sandbox = await provider.create(SandboxSpec(workdir="/task"), key="k")
     try:
         result = await sandbox.exec(["sh", "-c", "touch x && ls"], timeout_s=20)
         print(json.dumps([sandbox.descriptor["root"], result.stdout.decode()]))

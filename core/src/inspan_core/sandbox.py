@@ -9,9 +9,9 @@ One behaviour per operation, the same on every provider:
 * no file operation follows a symbolic link in its last component or reads anything but a regular file;
 * `disconnect` never stops the sandbox, `stop` is idempotent ("no such sandbox" is success).
 
-A descriptor is a plain JSON object, enough to reach the sandbox from another process. Beside what its provider
-needs it may name ``workdir``, ``python`` (an interpreter inside) and ``scratch`` (an absolute folder inside,
-apart from workdir, that goes when the sandbox goes).
+A descriptor is a plain JSON object, enough to reach the sandbox from another process. Beside what its
+provider needs it may name ``workdir``, ``python`` (an interpreter inside) and ``scratch`` (an absolute folder
+inside, apart from workdir, that goes when the sandbox goes).
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import math
 import os
 import posixpath
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import anyio
@@ -155,11 +156,7 @@ class KeptSandbox:
         """See `inspan_core.sandbox.Sandbox.stop`."""
         await stop_kept(self._state, self.sandbox_id)
 
-    @property
-    def _gone(self) -> str:
-        return f"{self.sandbox_id} no longer exists"
-
-    def _call(self, what: str, timeout_s: float):  # type: ignore[no-untyped-def]  # noqa: ANN202
+    def _call(self, what: str, timeout_s: float) -> AbstractAsyncContextManager[Call]:
         return open_call(self._state, "agent.sock", what=what, timeout_s=timeout_s)
 
 
