@@ -173,7 +173,7 @@ async def test_seeds_at_once_make_one_sandbox(resources, folders):
         for _ in range(4):
             tasks.start_soon(seeded, url)
         with anyio.fail_after(10):
-            while not folders.made:  # noqa: ASYNC110 - the provider tells by its list
+            while not folders.made:
                 await anyio.sleep(0.01)
         folders.create_gate.set()
     assert folders.made == ["res-1"]
@@ -212,7 +212,7 @@ async def test_a_close_during_the_set_up_wins(resources, folders, gate):
 
             tasks.start_soon(send, "seed", "/seed_session", SEED)
             with anyio.fail_after(10):
-                while not folders.made:  # noqa: ASYNC110 - the provider tells by its list
+                while not folders.made:
                     await anyio.sleep(0.01)
             tasks.start_soon(send, "close", "/close_session", CLOSE)
             if gate == "create_gate":

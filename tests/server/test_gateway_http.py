@@ -238,7 +238,7 @@ async def test_a_client_that_goes_during_the_silence_is_recorded():
             with anyio.fail_after(10):
                 await asked.wait()
         with anyio.fail_after(10):
-            while not capture.calls("r1"):  # noqa: ASYNC110 - nothing tells when a record is written
+            while not capture.calls("r1"):
                 await anyio.sleep(0.01)
     (gone,) = capture.calls("r1")
     assert (gone.status, gone.response, gone.request, gone.outcome) == (None, None, ASK, "client_gone")
