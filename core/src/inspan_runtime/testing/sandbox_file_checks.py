@@ -10,7 +10,7 @@ from inspan_core.sandbox import Sandbox, SandboxProvider
 from inspan_runtime.testing.sandbox_check_support import Check, MakeSpec, expect, opened, out, refused, sh
 
 MIB = 1024 * 1024
-SPARSE = "truncate -s 1T"
+SPARSE = f"truncate -s {2**40}"
 NAMES = (
     "with space",
     "-dash",

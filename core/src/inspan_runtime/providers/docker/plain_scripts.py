@@ -1,0 +1,117 @@
+"""The shell scripts of a container without the agent; they need no more than POSIX, setsid and stat."""
+
+from __future__ import annotations
+
+import math
+import os
+
+# Arguments that are no UTF-8 do not survive the engine's command line: they come as octal, behind the mark.
+DECODE = """
+m=$1; shift
+for a; do
+  shift
+  case $a in "$m"*) a=$(printf "${a#"$m"}x"); a=${a%x};; esac
+  set -- "$@" "$a"
+done
+"""
+
+# The command has a session of its own, and so has what keeps its deadline: whoever watches from outside may
+# die. The mark, with how it ended, follows its last byte on both streams: a child may hold them open.
+RUN = """
+t=$1; n=$2; d=$3; shift 3
+exec 3<&0 4>&1 5>&2 </dev/null
+x=
+trap 'x=t' USR1
+finish() { printf '%s%s\\n' "$m" "$1" >&4; printf '%s%s\\n' "$m" "$1" >&5; exit 0; }
+command -v setsid >/dev/null 2>&1 || finish s
+[ -z "$d" ] || cd -- "$d" || finish 126
+setsid env "$@" <&3 3<&- 4>&- 5>&- &
+c=$!
+printf '%sp%s\\n' "$m" "$c" >&5
+exec >/dev/null 2>&1
+setsid sh -c 'sleep "$1" || sleep "$2"; kill -USR1 "$4"; kill -9 -"$3" || kill -9 "$3"' \\
+  sh "$t" "$n" "$c" "$$" 3<&- 4>&- 5>&- &
+w=$!
+while wait "$c"; s=$?; kill -0 "$c"; do :; done
+kill -9 -"$w" || kill -9 "$w"
+finish "${x:-$s}"
+"""
+
+NOT_FOUND, UNSAFE, TOO_LARGE, SHORT = 41, 42, 43, 44
+
+# path, mode, size, part: received beside its name, then renamed.
+UPLOAD = """
+p=$1; b=${p##*/}; d=${p%/*}; d=${d:-/}; q=${d%/}/$4
+refuse() { echo "$1" >&2; rm -f -- "$q"; exit 42; }
+taken() {
+  [ ! -L "$p" ] || refuse 'it is a symbolic link'
+  [ ! -e "$p" ] || [ -f "$p" ] || refuse 'it is not a regular file'
+}
+case $b in ''|.|..) refuse 'it does not name a file';; esac
+mkdir -p -- "$d" || exit 1
+taken
+(umask 077; set -C; cat >"$q") || exit 1
+[ "$(stat -c %s -- "$q")" = "$3" ] || { rm -f -- "$q"; exit 44; }
+chmod -- "$2" "$q" || { rm -f -- "$q"; exit 1; }
+taken
+mv -f -T -- "$q" "$p" || { rm -f -- "$q"; exit 1; }
+"""
+
+# path, limit, "tail" or "": the size goes to stderr, the content (or its tail) to stdout.
+DOWNLOAD = """
+p=$1; l=$2
+case ${p##*/} in ''|.|..) exit 42;; esac
+[ ! -L "$p" ] || { echo 'it is a symbolic link' >&2; exit 42; }
+[ -e "$p" ] || exit 41
+[ -f "$p" ] || { echo 'it is not a regular file' >&2; exit 42; }
+exec 3<"$p" || exit 1
+[ "$(stat -L -c %d:%i /proc/self/fd/3)" = "$(stat -c %d:%i -- "$p")" ] || {
+  echo 'it is a symbolic link' >&2; exit 42
+}
+s=$(stat -L -c %s /proc/self/fd/3) || exit 1
+echo "$s" >&2
+if [ "$s" -le "$l" ]; then
+  exec head -c "$l" <&3
+fi
+[ -n "$3" ] || exit 43
+o=$((s - l)); r=$((o % 65536))
+dd bs=65536 skip=$((o / 65536)) <&3 2>/dev/null | head -c $((l + r)) | tail -c +$((r + 1))
+"""
+
+# What was announced as the command's process leads its group, once it has called setsid.
+KILL = 'kill -9 -"$1" || kill -9 "$1"'
+
+
+def arguments(script: str, mark: str, values: list[bytes]) -> list[str]:
+    """Return the argv of a script with arguments of any bytes.
+
+    Args:
+        script: One of this module's.
+        mark: Random letters that no argument begins with.
+        values: The script's arguments.
+    """
+    return ["sh", "-c", DECODE + script, "sh", mark, *(_encoded(one, mark) for one in values)]
+
+
+def _encoded(value: bytes, mark: str) -> str:
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        return mark + "".join(f"\\{byte:03o}" for byte in value)
+
+
+def run_values(argv: list[bytes], env: list[bytes], cwd: bytes, timeout_s: float) -> list[bytes]:
+    """Return the arguments of `RUN`.
+
+    Args:
+        argv: Program and arguments.
+        env: ``NAME=VALUE`` each.
+        cwd: Absolute folder, or empty for the container's own.
+        timeout_s: The deadline; where fractions of seconds are not understood, the next whole one.
+    """
+    return [b"%.3f" % timeout_s, b"%d" % math.ceil(timeout_s), cwd, *env, *argv]
+
+
+def part_name() -> bytes:
+    """Return the name of a file that is not whole yet."""
+    return b".inspan-" + os.urandom(8).hex().encode() + b".part"

@@ -1,0 +1,342 @@
+"""Create, find and reach containers."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+from attrs import evolve, frozen
+
+from inspan_core.errors import (
+    ConfigError,
+    ProviderUnavailable,
+    SandboxConnectError,
+    SandboxCreateError,
+    SandboxError,
+    SandboxGone,
+)
+from inspan_core.sandbox import Descriptor, Sandbox, SandboxSpec
+from inspan_runtime.providers import boot, state_folder
+from inspan_runtime.providers.docker.engine import Engine, explained, find_engine
+from inspan_runtime.providers.docker.plain_sandbox import PlainSandbox, remove_arguments, remove_container
+from inspan_runtime.providers.docker.portable import own_architecture, portable_interpreter
+from inspan_runtime.providers.docker.run_command import RunPlan, run_arguments
+from inspan_runtime.providers.environment import command_environment
+from inspan_runtime.providers.interpreter import own_interpreter
+from inspan_runtime.providers.kept_sandbox import stop_kept
+from inspan_runtime.providers.kept_sandboxes import KeeperRefused, KeptSandboxes, Plan
+from inspan_runtime.providers.reach import loopback_addresses
+from inspan_runtime.providers.spec_checks import check_mounts, check_options, check_spec
+
+NAME = "docker"
+OPTIONS: Mapping[str, type | tuple[type, ...]] = {
+    "runtime_dir": str,
+    "cache_dir": str,
+    "engine": str,
+    "engine_options": list,
+    "image": str,
+    "network": str,
+    "pull": str,
+    "agent": str,
+    "run_options": list,
+}
+CHOICES = {"pull": ("never", "missing"), "agent": ("auto", "always", "never")}
+CONTAINER_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,254}")
+INSPECT_LIMIT_S = 30.0
+PULL_LIMIT_S = 1800.0
+HOME = "/root"
+_PACKAGE = "inspan_runtime.providers.docker."
+_AGENT_MODULES = (*boot.AGENT_MODULES, _PACKAGE + "container_agent")
+_KEEPER_MODULES = (
+    *boot.KEEPER_MODULES[:-1],
+    *(one for one in boot.AGENT_MODULES if one not in boot.KEEPER_MODULES),
+    boot.KEEPER_MODULES[-1],
+    _PACKAGE + "namespaces",
+    _PACKAGE + "engine_keeper",
+)
+_IMAGE_FORMAT = "{{.Id}} {{.Architecture}} {{.Os}}"
+_CONTAINER_FORMAT = "{{.Id}} {{.State.Running}} {{.Config.WorkingDir}}"
+
+
+@frozen(kw_only=True)
+class _Image:
+    id: str
+    is_ours: bool  # Whether its programs run on this machine as they are.
+
+
+class DockerProvider:
+    """Implements `inspan_core.sandbox.SandboxProvider`.
+
+    Args:
+        options: ``engine``: the program, ``docker`` by default, or ``podman``. ``engine_options``: a list
+            given before every subcommand, for example ``[-H, "unix:///run/other.sock"]``. ``image``: used
+            when a specification names none. ``network``: ``none`` by default, or a network of the engine's.
+            ``pull``: ``never`` by default, or ``missing``. ``agent``: ``auto`` by default: mounted where the
+            engine is on this host and the image is of its architecture; ``always`` or ``never``.
+            ``run_options``: a list of further options for the engine's ``run``. ``runtime_dir``: where the
+            state folders are; ``cache_dir``: where the interpreter that is mounted is made.
+    """
+
+    name = NAME
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        check_options(NAME, options, OPTIONS)
+        for option, allowed in CHOICES.items():
+            if options.get(option, allowed[0]) not in allowed:
+                raise ConfigError(
+                    f"provider {NAME}: option {option} is {options[option]!r}, expected one of {allowed}"
+                )
+        for option in ("engine_options", "run_options"):
+            if not all(isinstance(one, str) for one in options.get(option, ())):
+                raise ConfigError(f"provider {NAME}: option {option} has what is no string")
+        self._options = dict(options)
+        runtime_dir = Path(options.get("runtime_dir") or state_folder.default_runtime_dir()).absolute()
+        self._cache_dir = Path(options.get("cache_dir") or _default_cache_dir()).absolute()
+        self._interpreter = own_interpreter()
+        self._kept = KeptSandboxes(NAME, runtime_dir, self._interpreter, self._end_stray)
+        self._found_engine: Engine | None = None
+        self._images: dict[str, _Image] = {}
+
+    def _engine(self) -> Engine:
+        if self._found_engine is None:
+            name = self._options.get("engine", "docker")
+            self._found_engine = find_engine(name, self._options.get("engine_options", ()))
+        return self._found_engine
+
+    async def create(self, spec: SandboxSpec, *, key: str, timeout_s: float = 60.0) -> Sandbox:
+        """See `inspan_core.sandbox.SandboxProvider.create`."""
+        self._check(spec)
+        reference = spec.image or self._options.get("image")
+        if not reference or reference.startswith("-"):
+            raise ConfigError(
+                f"image: {reference!r} is given; provider {NAME} needs the name or id of an image"
+            )
+        engine = await anyio.to_thread.run_sync(self._engine)
+        image = await self._image(engine, reference)
+        base = await self._base(engine, image)
+        create = partial(self._kept.create, spec=spec, key=key, timeout_s=timeout_s)
+        try:
+            try:
+                made = await create(partial(self._plan, spec, engine, image, base))
+            except KeeperRefused as error:
+                if base is None or self._mode == "always" or not _is_elsewhere(str(error)):
+                    raise
+                made = await create(partial(self._plan, spec, engine, image, None))
+        except KeeperRefused as error:
+            raise _meant(error, what=f"image {reference}") from error
+        if made.descriptor.get("agent") is False:
+            return await self._plain(engine, made.descriptor)
+        return made
+
+    @property
+    def _mode(self) -> str:
+        return str(self._options.get("agent", "auto"))
+
+    def _check(self, spec: SandboxSpec) -> None:
+        check_spec(NAME, evolve(spec, image=None))
+        check_mounts(spec.mounts, spec.workdir)
+        loopback_addresses(spec.reach)
+        if spec.root != "host":
+            raise ConfigError(f"root: {spec.root!r}: provider {NAME} takes an image, not a folder")
+
+    async def _image(self, engine: Engine, reference: str) -> _Image:
+        """Return what a reference means now, pulled if that is allowed."""
+        if reference in self._images:
+            return self._images[reference]
+        what = f"image {reference}"
+        inspect = ["image", "inspect", f"--format={_IMAGE_FORMAT}", reference]
+        called = await engine.call(*inspect, timeout_s=INSPECT_LIMIT_S)
+        if called.exit_code != 0:
+            error = explained(called.said, what=what)
+            if not isinstance(error, SandboxCreateError) or self._options.get("pull") != "missing":
+                raise error
+            await engine.asked("pull", "--quiet", reference, what=what, timeout_s=PULL_LIMIT_S)
+            called = await engine.call(*inspect, timeout_s=INSPECT_LIMIT_S)
+            if called.exit_code != 0:
+                raise explained(called.said, what=what)
+        identity, architecture, system = called.stdout.decode("utf-8", "replace").split()
+        if system != "linux":
+            raise SandboxCreateError(f"{what} is for {system}, not for linux")
+        found = _Image(
+            id=identity if identity.startswith("sha256:") else f"sha256:{identity}",
+            is_ours=architecture == own_architecture(),
+        )
+        if "@sha256:" in reference or reference.startswith(
+            "sha256:"
+        ):  # Anything else may come to mean another.
+            self._images[reference] = found
+        return found
+
+    async def _base(self, engine: Engine, image: _Image) -> Path | None:
+        """Return the interpreter to mount, or None where there can be no agent."""
+        if self._mode == "never":
+            return None
+        if self._mode == "auto" and not (engine.is_local and image.is_ours):
+            return None
+        make = partial(portable_interpreter, self._interpreter, self._cache_dir)
+        try:
+            return await anyio.to_thread.run_sync(make)
+        except ProviderUnavailable:
+            if self._mode == "always":
+                raise
+            return None
+
+    def _plan(
+        self, spec: SandboxSpec, engine: Engine, image: _Image, base: Path | None, sandbox_id: str
+    ) -> Plan:
+        state = self._kept.runtime_dir / NAME / sandbox_id
+        reach = loopback_addresses(spec.reach)
+        network = self._options.get("network", "none")
+        run = RunPlan(
+            engine=engine,
+            image=image.id,
+            sandbox_id=sandbox_id,
+            state=state,
+            base=base,
+            network=network,
+            extra=tuple(self._options.get("run_options", ())),
+        )
+        defaults = command_environment(home=HOME, extra={})
+        passed = {} if base is not None else {"LANG": "C.UTF-8", **spec.env}
+        return Plan(
+            descriptor={
+                "workdir": spec.workdir,
+                "isolation": "container",
+                "image": image.id,
+                "network": network,
+                "agent": base is not None,
+            },
+            orders=lambda: {
+                "executable": engine.executable,
+                "argv": [],
+                "bwrap": [],
+                "map_ids": False,
+                "root": None,
+                "isolated": True,
+                "reach": reach,
+                "engine": engine.argv(),
+                "engine_env": {**engine.env, **passed},
+                "run": run_arguments(spec, run),
+                "remove": remove_arguments(engine, sandbox_id),
+                "name": sandbox_id,
+                "agent": base is not None,
+            },
+            agent_orders={
+                "env": defaults,
+                "own_env": {os.fsencode(name): os.fsencode(value) for name, value in spec.env.items()},
+                "workdir": os.fsencode(spec.workdir),
+                "reach": reach,
+                "isolated": True,
+            },
+            agent_modules=_AGENT_MODULES,
+            keeper_modules=_KEEPER_MODULES,
+        )
+
+    async def connect(self, descriptor: Descriptor, *, timeout_s: float = 30.0) -> Sandbox:
+        """See `inspan_core.sandbox.SandboxProvider.connect`.
+
+        Takes also ``{"sandbox_id": <container>, "workdir"?, "ports"?}`` of a container that somebody else
+        made.
+        """
+        given = _checked(descriptor)
+        engine = await anyio.to_thread.run_sync(self._engine)
+        state = self._kept.runtime_dir / NAME / given["sandbox_id"]
+        meta = await anyio.to_thread.run_sync(state_folder.read_meta, state)
+        if meta is None and "state" in given:
+            if Path(given["state"]) != state:
+                raise SandboxConnectError(
+                    f"descriptor of {given['sandbox_id']}: its state folder {given['state']} is not {state}"
+                )
+            raise SandboxGone(f"{given['sandbox_id']} no longer exists")
+        if meta is None:
+            return await self._plain(engine, given, timeout_s=timeout_s)
+        known = {**meta["descriptor"], **given}
+        if known["agent"]:
+            return await self._kept.connect(known, timeout_s=timeout_s)
+        if not await anyio.to_thread.run_sync(state_folder.is_held, state):
+            raise SandboxGone(f"{given['sandbox_id']} no longer exists")
+        return await self._plain(engine, known, timeout_s=timeout_s)
+
+    async def _plain(
+        self, engine: Engine, descriptor: Descriptor, *, timeout_s: float = INSPECT_LIMIT_S
+    ) -> PlainSandbox:
+        name = str(descriptor["sandbox_id"])
+        said = await engine.asked(
+            "container", "inspect", f"--format={_CONTAINER_FORMAT}", name, what=name, timeout_s=timeout_s
+        )
+        identity, running, folder = (*said.split(" ", 2), "")[:3]
+        if running != "true":
+            raise SandboxGone(f"{name} is there, but does not run")
+        found = {"provider": NAME, "agent": False, "isolation": "container", **descriptor}
+        if not found.get("workdir"):
+            found["workdir"] = folder or "/"
+        state = found.get("state")
+        stop = partial(remove_container, engine, identity, what=name)
+        if state is not None:
+            stop = partial(stop_kept, Path(state), name)
+        return PlainSandbox(engine, identity, found, stop)
+
+    async def stop(self, key: str, *, timeout_s: float = 30.0) -> None:
+        """See `inspan_core.sandbox.SandboxProvider.stop`."""
+        await self._kept.stop(key, timeout_s=timeout_s)
+
+    async def list(self, labels: Mapping[str, str]) -> list[Descriptor]:
+        """See `inspan_core.sandbox.SandboxProvider.list`."""
+        return await self._kept.find(labels)
+
+    async def aclose(self) -> None:
+        """See `inspan_core.sandbox.SandboxProvider.aclose`: nothing is held."""
+
+    def _end_stray(self, sandbox_id: str) -> None:
+        """Remove the container of a keeper that was killed."""
+        engine = self._engine()
+        try:
+            subprocess.run(
+                engine.argv(*remove_arguments(engine, sandbox_id)),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=INSPECT_LIMIT_S,
+                env=dict(engine.env),
+            )
+        except subprocess.TimeoutExpired as error:
+            raise SandboxError(f"{sandbox_id}: the engine did not remove it in time") from error
+
+
+def _default_cache_dir() -> str:
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(home, "inspan", "interpreters")
+
+
+def _checked(descriptor: Descriptor) -> dict[str, Any]:
+    given = dict(descriptor)
+    name = given.get("sandbox_id")
+    if not isinstance(name, str) or not CONTAINER_NAME.fullmatch(name):
+        raise SandboxConnectError(
+            f"descriptor of a docker sandbox: sandbox_id is {name!r}, not a container's name"
+        )
+    if given.get("provider", NAME) != NAME:
+        raise SandboxConnectError(f"this is a descriptor of provider {given['provider']!r}, not of {NAME!r}")
+    for field in ("workdir", "state"):
+        value = given.get(field, "/")
+        if not isinstance(value, str) or not value.startswith("/"):
+            raise SandboxConnectError(f"descriptor of {name}: {field} is {value!r}, not an absolute path")
+    return given
+
+
+def _is_elsewhere(said: str) -> bool:
+    """Whether the engine does not see this host's folders."""
+    return (
+        bool(re.search(r"bind source path does not exist|statfs .*: no such file", said)) and "/door" in said
+    )
+
+
+def _meant(error: KeeperRefused, *, what: str) -> SandboxError:
+    """Return what the engine's words mean; a keeper's own refusal as it is."""
+    found = explained(str(error), what=what)
+    return error if isinstance(found, SandboxConnectError | SandboxGone) else found
