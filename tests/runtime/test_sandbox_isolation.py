@@ -139,7 +139,7 @@ async def main():
     provider = BubblewrapProvider({"runtime_dir": sys.argv[1]})
     sandbox = await provider.create(SandboxSpec(workdir="/task"), key="canary")
     try:
-        grep = "env; cat /proc/*/environ; grep -rsa CANARY /proc/1/cmdline /etc /run /tmp /root /task; true"
+        grep = "env; cat /proc/*/environ; grep -rsa CANARY /proc/1/cmdline /etc /tmp /root /task; true"
         result = await sandbox.exec(["sh", "-c", grep.replace("CANARY", sys.argv[2][:10])], timeout_s=30)
         print(result.stdout.decode(errors="replace"))
     finally:
