@@ -136,7 +136,7 @@ def test_a_negative_receipt_is_never_graded_and_still_released() -> None:
 def test_a_close_of_an_active_run_answers_it_at_once_and_stops() -> None:
     player = running()
     close = player.close()
-    assert player.replies[2].status == 409
+    assert player.replies[2].status == 503
     assert player.order == StopHarness(number=player.session.run.order, timeout_s=30.0)
     late = player.activate()
     assert player.replies[late].status == 409
@@ -214,7 +214,7 @@ def test_an_abandoned_session_ends_and_is_never_gradable() -> None:
     player.feed(Abandoned(at=0.0))
     assert player.session.phase is Phase.CLOSED
     again = player.close()
-    assert player.replies[again].status == 409
+    assert player.replies[again].status == 503
     assert not player.session.gradable
 
 

@@ -47,13 +47,15 @@ class NotAllowed(UsageError):
     """An event that cannot happen in the session's phase. The session is unchanged.
 
     Attributes:
+        session: The session's name.
         phase: The session phase's name, for example ``"CLOSED"``.
         event: The event type's name, for example ``"Staged"``.
         reason: One sentence.
     """
 
-    def __init__(self, *, phase: str, event: str, reason: str) -> None:
-        super().__init__(f"{event} is not allowed in phase {phase}: {reason}")
+    def __init__(self, *, session: str, phase: str, event: str, reason: str) -> None:
+        super().__init__(f"session {session}: {event} is not allowed in phase {phase}: {reason}")
+        self.session = session
         self.phase = phase
         self.event = event
         self.reason = reason

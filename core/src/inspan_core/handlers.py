@@ -154,8 +154,12 @@ def replay_close(draft: Draft, event: CloseRequested) -> None:
 
 
 def close_session(draft: Draft, event: CloseRequested) -> None:
-    """Close: those who wait for seed or activation are told at once, then finalize and release."""
-    _cut_off(draft, 409, f"session {draft.name} is being closed")
+    """Close: those who wait for seed or activation are told at once, then finalize and release.
+
+    A seed is in conflict with the close; a run that was cut off may be tried anew, as a whole.
+    """
+    detail = f"session {draft.name} is being closed"
+    _cut_off(draft, seed_status=409, run_status=503, detail=detail)
     join_close(draft, event)
     _begin_release(draft)
 
@@ -168,7 +172,8 @@ def join_close(draft: Draft, event: CloseRequested) -> None:
 
 def expire(draft: Draft, _: object) -> None:
     """The sandbox's lease is over: close without a client. A whole new attempt may succeed, hence 503."""
-    _cut_off(draft, 503, f"session {draft.name}: the lease of its sandbox is over")
+    detail = f"session {draft.name}: the lease of its sandbox is over"
+    _cut_off(draft, seed_status=503, run_status=503, detail=detail)
     _begin_release(draft)
 
 
@@ -177,10 +182,11 @@ def release_again(draft: Draft, _: object) -> None:
     _begin_release(draft)
 
 
-def _cut_off(draft: Draft, status: int, detail: str) -> None:
+def _cut_off(draft: Draft, *, seed_status: int, run_status: int, detail: str) -> None:
     if draft.setup_error is not None:
         _answer_seeds_with_error(draft)
-    draft.reply((*draft.seed_waiters, *draft.activation_waiters), status, ErrorBody(detail=detail))
+    draft.reply(draft.seed_waiters, seed_status, ErrorBody(detail=detail))
+    draft.reply(draft.activation_waiters, run_status, ErrorBody(detail=detail))
     draft.seed_waiters = ()
     draft.activation_waiters = ()
 
@@ -204,7 +210,7 @@ def abandon(draft: Draft, _: object) -> None:
     """The operator gives the session up: it ends, and its close never succeeds, so it is never graded."""
     draft.phase = Phase.CLOSED
     detail = f"session {draft.name} was abandoned by the operator: its release was never proven"
-    _end(draft, Retained(status=409, body=ErrorBody(detail=detail)))
+    _end(draft, Retained(status=503, body=ErrorBody(detail=detail)))
 
 
 def _end(draft: Draft, answer: Retained) -> None:

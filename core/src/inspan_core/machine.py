@@ -45,8 +45,8 @@ def step(session: Session, event: Event) -> tuple[Session, tuple[Effect, ...]]:
         then at most one order. The very same session object when the event changes nothing.
 
     Raises:
-        NotAllowed: The event cannot happen in this phase, or is no answer to the order whose number it
-            carries. The session is unchanged.
+        NotAllowed: The event cannot happen in this phase, is no answer to the order whose number it carries,
+            answers an order that was not given yet, or is no event at all. The session is unchanged.
         TableError: The tables contradict themselves.
     """
     kind = type(event)
@@ -54,7 +54,7 @@ def step(session: Session, event: Event) -> tuple[Session, tuple[Effect, ...]]:
         return _work_answer(session, event)  # type: ignore[arg-type]  # the set is the union's members
     row = SESSION[session.phase].get(kind)
     if row is None:
-        raise NotAllowed(phase=session.phase.value, event=kind.__name__, reason="it is not an event")
+        raise _not_allowed(session, event, "it is not an event")
     for check in CHECKS.get(kind, ()):
         if check.when(session, event):
             return _refuse(session, event, check.refusal)
@@ -80,7 +80,7 @@ def _refuse(session: Session, event: Event, row: Refused) -> tuple[Session, tupl
     reason = row.reason.format(name=session.name)
     waiter: int | None = getattr(event, "waiter", None)
     if row.status is None or waiter is None:
-        raise NotAllowed(phase=session.phase.value, event=type(event).__name__, reason=reason)
+        raise _not_allowed(session, event, reason)
     return session, (Reply(waiter=waiter, status=row.status, body=ErrorBody(detail=reason)),)
 
 
@@ -98,6 +98,9 @@ def _work_answer(session: Session, event: Answer) -> tuple[Session, tuple[Effect
             _climb(draft)
         elif run.phase is RunPhase.REST:
             _signal(draft, Signal.STRAGGLER_ENDED)
+    elif event.order > session.number:
+        reason = f"order {event.order} was never given; the last number was {session.number}"
+        raise _not_allowed(session, event, reason)
     else:
         return session, _NOTHING
     return draft.freeze(), tuple(draft.effects)
@@ -106,12 +109,14 @@ def _work_answer(session: Session, event: Answer) -> tuple[Session, tuple[Effect
 def _lesson(session: Session, phase: RunPhase, event: Answer) -> Learn:
     lesson = LEARN[phase].get(type(event))
     if lesson is None:
-        raise NotAllowed(
-            phase=session.phase.value,
-            event=type(event).__name__,
-            reason=f"it is no answer to order {event.order}, which is {phase.value}",
-        )
+        raise _not_allowed(session, event, f"it is no answer to order {event.order}, which is {phase.value}")
     return lesson
+
+
+def _not_allowed(session: Session, event: object, reason: str) -> NotAllowed:
+    return NotAllowed(
+        session=session.name, phase=session.phase.value, event=type(event).__name__, reason=reason
+    )
 
 
 def _learn(draft: Draft, lesson: Learn, phase: RunPhase, event: Answer) -> None:

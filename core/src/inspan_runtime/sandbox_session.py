@@ -40,8 +40,6 @@ from inspan_runtime.room import Room
 T = TypeVar("T")
 
 DEFAULT_CLOSE_TIMEOUT_S = 30.0
-CONFLICT = 409
-"""The activation was cut off by a close, or came after one."""
 
 
 @dataclass
@@ -161,7 +159,7 @@ class SandboxSession(Generic[T]):
         if reply.status == 200:
             return self.artifacts  # type: ignore[return-value]  # collected: the machine answers 200 only then
         detail = getattr(reply.body, "detail", "the run failed")
-        if reply.status == CONFLICT:
+        if self._driver.session.answer is None:  # cut off by a close, or come after one
             raise HarnessError(f"{self.harness}: {detail}")
         self._raise_execution(detail)
 

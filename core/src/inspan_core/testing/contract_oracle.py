@@ -9,16 +9,16 @@ Two questions:
 - `expected(standing, session, request)`: how is this request answered, now or later?
 - `settlement(standing, waiting, event, after)`: with what may a client that waits be answered at last?
 
-`Standing` is the oracle's memory, moved on by `judge`: accepted bodies, answers that were given (they are
-replayed word for word), and what the sandbox told. It is hashable, so that a walk can carry it beside the
-session. `judge` does all of it for one step of the machine.
+`Standing` is the oracle's memory, moved on by `hear` and `given`: accepted bodies, answers that were given
+(they are replayed word for word), and what the sandbox told. It is hashable, so that a walk can carry it
+beside the session. `inspan_core.testing.contract_judge.judge` does all of it for one step of the machine.
 """
 
 from enum import Enum
 
 from attrs import evolve, frozen
 
-from inspan_core.effects import ActivationBody, Body, CloseBody, Effect, ErrorBody, Reply, SeedBody
+from inspan_core.effects import ActivationBody, Body, CloseBody, ErrorBody, Reply, SeedBody
 from inspan_core.events import (
     Abandoned,
     ActivateRequested,
@@ -31,6 +31,7 @@ from inspan_core.events import (
     Parsed,
     Path,
     Request,
+    Restarted,
     SandboxGone,
     SandboxUnavailable,
     SeedRequested,
@@ -41,7 +42,7 @@ from inspan_core.events import (
     TerminationRefuted,
 )
 from inspan_core.findings import CollectResult, Outcome
-from inspan_core.session import Phase, Session
+from inspan_core.session import Phase, RunPhase, Session
 
 
 class Kind(Enum):
@@ -70,7 +71,7 @@ class Expected:
         """Whether ``reply`` is what is expected."""
         return (
             self.status is not None
-            and _family(reply.status) == self.status
+            and family(reply.status) == self.status
             and type(reply.body) is self.body
             and (self.replay is None or self.replay == reply.body)
         )
@@ -99,7 +100,8 @@ class Standing:
         collected: The artifacts came out, whole or cut at a bound.
         parsed: What the parser found, or None.
         unfixable: Staging found a fault that a retry cannot fix.
-        missing: A release step failed or evidence was missing since close was last asked for.
+        missing: A release step failed or evidence was missing in this attempt to close.
+        unreleased: The event at hand says that a step of the release failed.
         abandoned: The operator gave up.
     """
 
@@ -114,7 +116,19 @@ class Standing:
     parsed: Outcome | None = None
     unfixable: bool = False
     missing: bool = False
+    unreleased: bool = False
     abandoned: bool = False
+
+
+_RELEASE_STEPS = frozenset(
+    {
+        RunPhase.STOPPING,
+        RunPhase.RELEASING_EXEC,
+        RunPhase.REMOVING_FILES,
+        RunPhase.DISCONNECTING,
+        RunPhase.STOPPING_SANDBOX,
+    }
+)
 
 
 # --- How a request is answered --------------------------------------------------------------------
@@ -204,9 +218,13 @@ def settlement(standing: Standing, kind: Kind, event: Event, after: Session) -> 
         return WAITS if phase is Phase.ACTIVE else RETRY_MAY_FIX
     if phase is Phase.READY:
         return OPENED
-    if phase in (Phase.NEW, Phase.SETUP_FAILED):
-        return RETRY_CANNOT_FIX if standing.setup_error is False else RETRY_MAY_FIX
-    return WAITS if phase in (Phase.SEEDING, Phase.UNWINDING) else CONFLICT
+    if phase in (Phase.SEEDING, Phase.UNWINDING):
+        return WAITS
+    if phase is Phase.CLOSING and standing.setup_error is None and isinstance(event, CloseRequested):
+        return CONFLICT
+    # The set-up failed, by itself or because the sandbox's lease ended; a close that comes later changes
+    # nothing about why.
+    return RETRY_CANNOT_FIX if standing.setup_error is False else RETRY_MAY_FIX
 
 
 def _fate(standing: Standing) -> Expected:
@@ -222,7 +240,9 @@ def _fate(standing: Standing) -> Expected:
 
 def _release(standing: Standing) -> Expected:
     """A close succeeds after release; an abandoned session was never proven released."""
-    return RETRY_MAY_FIX if standing.abandoned else Expected(status=200, body=CloseBody)
+    return (
+        RETRY_MAY_FIX if standing.abandoned or standing.unreleased else Expected(status=200, body=CloseBody)
+    )
 
 
 # --- Memory ---------------------------------------------------------------------------------------
@@ -232,6 +252,9 @@ def hear(standing: Standing, before: Session, event: Event) -> Standing:
     """What is known once ``event`` was told in ``before``; answers to orders not awaited tell nothing."""
     if isinstance(event, Abandoned):
         return evolve(standing, abandoned=True)
+    if isinstance(event, Restarted) and before.phase in (Phase.SEEDING, Phase.UNWINDING):
+        # Cut off by the server's death: undone, and the retried seed is set up afresh.
+        return evolve(standing, setup_error=None)
     if isinstance(event, SeedRequested | ActivateRequested | CloseRequested):
         return _asked(standing, before, event)
     number = getattr(event, "order", None)
@@ -239,7 +262,8 @@ def hear(standing: Standing, before: Session, event: Event) -> Standing:
     if number is None or number not in (before.run.order, pending.number if pending else before.run.order):
         return standing
     if isinstance(event, EvidenceMissing | StepFailed | StepTimedOut | SandboxUnavailable):
-        standing = evolve(standing, missing=True)
+        of_release = number == before.run.order and before.run.phase in _RELEASE_STEPS
+        standing = evolve(standing, missing=True, unreleased=of_release)
     if before.phase is Phase.SEEDING and standing.setup_error is None:
         standing = _setup_ended(standing, event)
     if isinstance(event, StageFailed) and not event.retryable and before.phase is Phase.ACTIVE:
@@ -261,7 +285,7 @@ def _asked(standing: Standing, before: Session, request: Request) -> Standing:
         return evolve(standing, seed=request.body_digest)
     if isinstance(request, ActivateRequested):
         return evolve(standing, activation=request.body_digest)
-    return standing if before.phase is Phase.CLOSING else evolve(standing, missing=False)
+    return standing
 
 
 def _setup_ended(standing: Standing, event: Event) -> Standing:
@@ -272,9 +296,9 @@ def _setup_ended(standing: Standing, event: Event) -> Standing:
     return standing
 
 
-def _given(standing: Standing, before: Session, after: Session, reply: Reply, kind: Kind) -> Standing:
+def given(standing: Standing, before: Session, after: Session, reply: Reply, kind: Kind) -> Standing:
     """Keep the answers that must come again word for word."""
-    answer = Expected(status=_family(reply.status), body=type(reply.body), replay=reply.body)
+    answer = Expected(status=family(reply.status), body=type(reply.body), replay=reply.body)
     if kind is Kind.ACTIVATION and after.phase is Phase.FINISHED and standing.answered is None:
         return evolve(standing, answered=answer)
     if kind is Kind.CLOSE and after.phase in (Phase.CLOSED, Phase.FENCED) and standing.closed is None:
@@ -282,96 +306,6 @@ def _given(standing: Standing, before: Session, after: Session, reply: Reply, ki
     return standing
 
 
-def _family(status: int) -> int:
+def family(status: int) -> int:
+    """The status that stands for all that mean the same: 503 for every 5xx."""
     return 503 if 500 <= status <= 599 else status
-
-
-# --- The judgement of one step --------------------------------------------------------------------
-
-
-def judge(
-    standing: Standing, before: Session, event: Event, after: Session, effects: tuple[Effect, ...]
-) -> tuple[Standing, list[str]]:
-    """Compare every reply of one step with the contract.
-
-    Args:
-        standing: What happened before.
-        before: The session before the step.
-        event: What was told.
-        after: The session after the step.
-        effects: What came of it.
-
-    Returns:
-        The memory after the step, and a sentence a disagreement.
-    """
-    heard = hear(standing, before, event)
-    replies = {effect.waiter: effect for effect in effects if isinstance(effect, Reply)}
-    problems: list[str] = []
-    known = heard
-    for kind, waiter in _waiters(before):
-        reply = replies.pop(waiter, None)
-        if reply is None:
-            continue
-        want = settlement(heard, kind, event, after)
-        if not want.allows(reply):
-            problems.append(f"{kind.value} that waited is answered {_tell(reply)}, the contract: {want}")
-        known = _given(known, before, after, reply, kind)
-    if isinstance(event, SeedRequested | ActivateRequested | CloseRequested):
-        kind = _KINDS[type(event)]
-        reply = None if event.waiter is None else replies.pop(event.waiter, None)
-        problems += _judge_request(standing, heard, before, event, after, effects, reply)
-        if reply is not None and reply.status != 409:
-            known = _given(known, before, after, reply, kind)
-    problems += [f"{_tell(reply)} to a client that does not wait" for reply in replies.values()]
-    if after.phase is Phase.NEW:
-        known = Standing()
-    elif before.phase is Phase.UNWINDING and after.phase is Phase.SEEDING:
-        known = Standing(seed=known.seed)
-    return known, problems
-
-
-def _judge_request(
-    standing: Standing,
-    heard: Standing,
-    before: Session,
-    request: Request,
-    after: Session,
-    effects: tuple[Effect, ...],
-    reply: Reply | None,
-) -> list[str]:
-    want = expected(standing, before, request)
-    name = type(request).__name__
-    if want == WAITS:
-        kind = _KINDS[type(request)]
-        if reply is not None:
-            at_last = settlement(heard, kind, request, after)
-            return [] if at_last.allows(reply) else [f"{name} should wait, got {_tell(reply)}"]
-        waits = request.waiter is None or (kind, request.waiter) in _waiters(after)
-        return [] if waits else [f"{name} should wait, and is forgotten"]
-    if request.waiter is not None and (reply is None or not want.allows(reply)):
-        got = "nothing" if reply is None else _tell(reply)
-        return [f"{name} in {before.phase.value}: got {got}, the contract: {want}"]
-    if before.phase is not Phase.NEW or want == CONFLICT:
-        others = [effect for effect in effects if effect is not reply]
-        if after != before or others:
-            return [f"{name} in {before.phase.value} is refused or replayed, yet changes something"]
-    return []
-
-
-def _waiters(session: Session) -> list[tuple[Kind, int]]:
-    return [
-        *((Kind.SEED, waiter) for waiter in session.seed_waiters),
-        *((Kind.ACTIVATION, waiter) for waiter in session.activation_waiters),
-        *((Kind.CLOSE, waiter) for waiter in session.close_waiters),
-    ]
-
-
-def _tell(reply: Reply) -> str:
-    return f"{reply.status} {type(reply.body).__name__}"
-
-
-_KINDS: dict[type, Kind] = {
-    SeedRequested: Kind.SEED,
-    ActivateRequested: Kind.ACTIVATION,
-    CloseRequested: Kind.CLOSE,
-}

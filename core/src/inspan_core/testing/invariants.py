@@ -188,9 +188,8 @@ def activations_answered(t: Transition) -> None:
         if isinstance(reply.body, ActivationBody) and not isinstance(t.event, ActivateRequested):
             require(ended and fault is None, 7, "an activation is answered 200 that did not end well")
         if reply.waiter in t.before.session.activation_waiters and not ended:
-            status = 409 if isinstance(t.event, CloseRequested) else 503
             cut = isinstance(t.event, CloseRequested | ExpiryReached)
-            require(cut and reply.status == status, 14, f"a cut-off activation is answered {reply.status}")
+            require(cut and reply.status == 503, 14, f"a cut-off activation is answered {reply.status}")
     answer = t.session.answer
     if not ended:
         require(answer == t.before.session.answer or t.session.phase in ENDED, 7, "a retained answer changed")
