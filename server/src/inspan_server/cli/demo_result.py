@@ -18,7 +18,12 @@ from inspan_server.cli.timeline import Timeline
 from inspan_server.environment.task import Task
 from inspan_server.model.capture import Capture, ModelCall
 
-USAGE_KEYS = ("prompt_tokens", "completion_tokens", "total_tokens")
+# In the names of Chat Completions, and what Responses calls them.
+USAGE_KEYS = {
+    "prompt_tokens": "input_tokens",
+    "completion_tokens": "output_tokens",
+    "total_tokens": "total_tokens",
+}
 
 
 @frozen(kw_only=True)
@@ -106,10 +111,13 @@ def put_together(
 
 def total_usage(calls: tuple[ModelCall, ...]) -> dict[str, int | None]:
     """Tokens by the gateway's count; None when any answer of the model came without."""
-    answered = [call for call in calls if call.outcome == "answered" and call.route.endswith("/completions")]
+    answered = [call for call in calls if call.outcome == "answered" and not call.route.endswith("/models")]
     if not answered or any(call.usage is None for call in answered):
         return dict.fromkeys(USAGE_KEYS)
-    return {key: sum((call.usage or {}).get(key, 0) for call in answered) for key in USAGE_KEYS}
+    return {
+        key: sum((call.usage or {}).get(key, (call.usage or {}).get(other, 0)) for call in answered)
+        for key, other in USAGE_KEYS.items()
+    }
 
 
 def versions(harness: HarnessSpec) -> dict[str, Any]:

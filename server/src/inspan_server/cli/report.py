@@ -31,6 +31,8 @@ def call_line(at_ms: float, number: int, call: ModelCall) -> str:
 
 def _said(call: ModelCall) -> str:
     response = call.response if isinstance(call.response, dict) else {}
+    if isinstance(response.get("output"), list):
+        return _responded(response["output"])
     choices = response.get("choices")
     if not choices:
         return f"{call.route} answered {call.status}"
@@ -39,6 +41,15 @@ def _said(call: ModelCall) -> str:
     if calls:
         return "; ".join(f"{each['name']} {_short(each['arguments'], 60)}" for each in calls)
     return f'"{_short(message.get("content") or "", 60)}"'
+
+
+def _responded(output: list[Mapping[str, Any]]) -> str:
+    """The same of a Responses answer."""
+    calls = [item for item in output if item["type"] == "function_call"]
+    if calls:
+        return "; ".join(f"{call['name']} {_short(call['arguments'], 60)}" for call in calls)
+    texts = [part.get("text", "") for item in output if item["type"] == "message" for part in item["content"]]
+    return f'"{_short(" ".join(texts), 60)}"'
 
 
 def summary(value: Mapping[str, Any]) -> str:

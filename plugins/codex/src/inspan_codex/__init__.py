@@ -1,0 +1,22 @@
+"""OpenAI Codex as an inspan harness."""
+
+from __future__ import annotations
+
+from inspan_codex.hooks import (
+    inspan_collect,
+    inspan_harness,
+    inspan_install,
+    inspan_parse,
+    inspan_stage,
+)
+from inspan_codex.sandbox import HarnessProcessInfo, parse_runtime_info
+
+__all__ = [
+    "HarnessProcessInfo",
+    "inspan_collect",
+    "inspan_harness",
+    "inspan_install",
+    "inspan_parse",
+    "inspan_stage",
+    "parse_runtime_info",
+]

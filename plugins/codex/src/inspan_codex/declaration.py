@@ -1,0 +1,97 @@
+"""What the plugin declares, and the checks of its options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import frozen
+
+from inspan_core.errors import ConfigError
+from inspan_core.harness import HarnessSpec
+
+CODEX_VERSION = "0.171.0"
+BUILTIN_TOOLS = (
+    "exec_command",
+    "write_stdin",
+    "request_user_input",
+    "view_image",
+    "apply_patch",
+    "update_plan",
+    "list_mcp_resources",
+    "list_mcp_resource_templates",
+    "read_mcp_resource",
+)
+
+HARNESS = HarnessSpec(
+    name="codex",
+    version=CODEX_VERSION,
+    model_api="responses",
+    level=2,
+    request_fields={
+        "input": "applied",
+        "instructions": "applied",
+        "metadata": "applied",
+        # Applied in the one sense in which Codex can: its own tools, chosen freely by the model.
+        "tools": "applied",
+        "tool_choice": "applied",
+        "parallel_tool_calls": "applied",
+        "model": "ignored",
+        # Codex has no way to send them to a provider of one's own.
+        "max_output_tokens": "refused",
+        "temperature": "refused",
+        "top_p": "refused",
+        "reasoning": "refused",
+    },
+    tool_sources=frozenset({"builtin"}),
+    builtin_tools=frozenset(BUILTIN_TOOLS),
+    options={
+        "compaction_at_tokens": 0,
+        "system_prompt": "append",
+        "context_files": False,
+        "max_retries": 3,
+    },
+    summary="OpenAI's Codex, one static binary, over streaming Responses.",
+)
+
+
+@frozen(kw_only=True)
+class CodexOptions:
+    """The plugin's options, checked.
+
+    Attributes:
+        compaction_at_tokens: Tokens of context at which Codex has the model summarise the conversation
+            and goes on from there; 0: never, and a context that is too long is the model server's to refuse.
+        system_prompt: ``"append"`` the instructions to Codex's own prompt, or ``"replace"`` it by them.
+        context_files: Whether AGENTS.md of the task is read.
+        max_retries: How often Codex repeats a model call that failed in a way that may pass; 429 never.
+    """
+
+    compaction_at_tokens: int
+    system_prompt: str
+    context_files: bool
+    max_retries: int
+
+
+def read_options(options: Mapping[str, Any]) -> CodexOptions:
+    """Check the options; what is not given has its declared default.
+
+    Raises:
+        ConfigError: A value does not fit; names the option, the value and what was expected.
+    """
+    given = {**HARNESS.options, **options}
+    unknown = sorted(set(given) - set(HARNESS.options))
+    if unknown:
+        known = ", ".join(sorted(HARNESS.options))
+        raise ConfigError(f"unknown option {unknown[0]!r} of codex; known: {known}")
+    for name in ("compaction_at_tokens", "max_retries"):
+        value = given[name]
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise ConfigError(f"option {name!r} of codex is {value!r}, expected a whole number >= 0")
+    if given["system_prompt"] not in ("append", "replace"):
+        value = given["system_prompt"]
+        raise ConfigError(f"option 'system_prompt' of codex is {value!r}, expected 'append' or 'replace'")
+    if not isinstance(given["context_files"], bool):
+        value = given["context_files"]
+        raise ConfigError(f"option 'context_files' of codex is {value!r}, expected true or false")
+    return CodexOptions(**given)

@@ -1,0 +1,144 @@
+"""A Responses request as Codex can take it: pure; what Codex cannot take is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attrs import frozen
+
+from inspan_core.errors import RequestRefused
+
+SYSTEM_ROLES = ("system", "developer")
+
+
+@frozen(kw_only=True)
+class CodexRequest:
+    """What Codex is asked.
+
+    Attributes:
+        prompt: The last user message; Codex takes it on standard input.
+        history: The items before it, as Codex's own record of a session holds them.
+        instructions: Instructions and leading system messages, or None.
+    """
+
+    prompt: str
+    history: tuple[Mapping[str, Any], ...]
+    instructions: str | None
+
+
+def read_request(request: Mapping[str, Any]) -> CodexRequest:
+    """Map a checked Responses request.
+
+    Raises:
+        RequestRefused: Codex has no equivalent for what a field asks; names the field.
+    """
+    _only_defaults(request)
+    instructions: list[str] = []
+    given = request.get("instructions")
+    if given is not None:
+        if not isinstance(given, str):
+            raise RequestRefused("`instructions` must be a string for codex", field="instructions")
+        instructions.append(given)
+    prompt, history = _conversation(request.get("input"), instructions)
+    text = "\n\n".join(part for part in instructions if part)
+    return CodexRequest(prompt=prompt, history=tuple(history), instructions=text or None)
+
+
+def _only_defaults(request: Mapping[str, Any]) -> None:
+    """Fields that Codex serves in one way only, or not at all."""
+    if request.get("tools"):
+        raise RequestRefused(
+            "codex brings its own tools and takes no others: `tools` must be empty", field="tools"
+        )
+    if request.get("tool_choice") not in (None, "auto"):
+        raise RequestRefused(
+            f"codex lets the model choose: `tool_choice` must be 'auto', not {request['tool_choice']!r}",
+            field="tool_choice",
+        )
+    if request.get("parallel_tool_calls") not in (None, True):
+        raise RequestRefused(
+            "codex cannot forbid several tool calls in one answer: `parallel_tool_calls` must be true",
+            field="parallel_tool_calls",
+        )
+    for name in ("max_output_tokens", "temperature", "top_p", "reasoning"):
+        if request.get(name) not in (None, {}):
+            raise RequestRefused(f"codex cannot enforce `{name}` for a model server of one's own", field=name)
+
+
+def _conversation(content: Any, instructions: list[str]) -> tuple[str, list[Mapping[str, Any]]]:
+    """Split the input into the prompt and what came before; leading system messages join the instructions."""
+    if isinstance(content, str):
+        items: Sequence[Any] = [{"role": "user", "content": content}]
+    elif isinstance(content, Sequence):
+        items = content
+    else:
+        raise RequestRefused("`input` must be a string or a list of items", field="input")
+    history: list[Mapping[str, Any]] = []
+    called: set[str] = set()
+    for index, item in enumerate(items):
+        if not isinstance(item, Mapping):
+            raise RequestRefused(f"`input[{index}]` is not an object", field="input")
+        if item.get("role") in SYSTEM_ROLES and not history:
+            instructions.append(_text(item.get("content"), index))
+        else:
+            history.append(_past(item, index, called))
+    last = history.pop() if history else {}
+    if last.get("role") != "user" or not last["content"][0]["text"].strip():
+        raise RequestRefused("the last item of `input` must be a user message with text", field="input")
+    return str(last["content"][0]["text"]), history
+
+
+def _past(item: Mapping[str, Any], index: int, called: set[str]) -> Mapping[str, Any]:
+    """One earlier item in the shape of Codex's record."""
+    kind, role = item.get("type", "message"), item.get("role")
+    if kind == "message" and role in ("user", "assistant", *SYSTEM_ROLES):
+        part = "output_text" if role == "assistant" else "input_text"
+        own_role = "developer" if role in SYSTEM_ROLES else role
+        text = _text(item.get("content"), index)
+        return {"type": "message", "role": own_role, "content": [{"type": part, "text": text}]}
+    if kind == "reasoning":
+        text = _text(item.get("content") or item.get("summary") or (), index)
+        content = [{"type": "reasoning_text", "text": text}]
+        return {"type": "reasoning", "summary": [], "content": content, "encrypted_content": None}
+    if kind == "function_call":
+        return _past_call(item, index, called)
+    if kind == "function_call_output":
+        call_id = item.get("call_id")
+        if not isinstance(call_id, str) or call_id not in called:
+            raise RequestRefused(
+                f"`input[{index}]`: no function_call before it has its `call_id`", field="input"
+            )
+        output = _text(item.get("output"), index)
+        return {"type": "function_call_output", "call_id": call_id, "output": output}
+    raise RequestRefused(
+        f"`input[{index}]`: codex cannot take an item of type {kind!r} and role {role!r}", field="input"
+    )
+
+
+def _past_call(item: Mapping[str, Any], index: int, called: set[str]) -> Mapping[str, Any]:
+    call_id, name, arguments = item.get("call_id"), item.get("name"), item.get("arguments", "{}")
+    if not isinstance(call_id, str) or not isinstance(name, str) or not isinstance(arguments, str):
+        raise RequestRefused(
+            f"`input[{index}]`: a function_call needs `call_id`, `name` and `arguments` as text",
+            field="input",
+        )
+    called.add(call_id)
+    call = {"type": "function_call", "name": name, "arguments": arguments, "call_id": call_id}
+    if isinstance(item.get("namespace"), str):
+        call["namespace"] = item["namespace"]
+    return call
+
+
+def _text(content: Any, index: int) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence):
+        raise RequestRefused(f"`input[{index}].content` must be text", field="input")
+    texts = []
+    for part in content:
+        if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise RequestRefused(f"`input[{index}]`: codex takes only text, not {kind!r}", field="input")
+        texts.append(part["text"])
+    return "\n".join(texts)

@@ -1,0 +1,150 @@
+"""What the shim writes for Codex, and how Codex is started: all of it in files, nothing telling in argv."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from inspan_codex.declaration import CODEX_VERSION, CodexOptions
+from inspan_codex.request import CodexRequest
+from inspan_codex.runtime import PROGRAM
+from inspan_codex.toml_text import to_toml
+
+PROVIDER = "inspan"
+HOME = "home"
+NEUTRAL_NAME = "inspan-h"
+# Codex ends a silent model call by itself after this; the run's own deadline comes first.
+MODEL_TIMEOUT_MARGIN_S = 600.0
+CONTEXT_FILES_LIMIT_BYTES = 32 * 1024
+# Far beyond any context: Codex 0.171.0 compacts by itself at nine tenths of the window that it is told.
+BOUNDLESS_TOKENS = 1_000_000_000
+# A day of long ago, so that the record of earlier turns has a name that is known beforehand.
+PAST = "2000-01-01T00:00:00.000Z"
+PAST_FOLDER = f"{HOME}/sessions/2000/01/01"
+
+
+def run_order(
+    request: CodexRequest,
+    options: CodexOptions,
+    *,
+    thread_id: str,
+    prefix: str,
+    session_dir: str,
+    workdir: str,
+    model_base_url: str,
+    model_name: str,
+    model_key: str,
+    run_timeout_s: float,
+) -> dict[str, Any]:
+    """The content of ``input.json``: files for the session folder, command, environment, prompt."""
+    home = f"{session_dir}/{HOME}"
+    config = _config(options, model_base_url, model_name, model_key, run_timeout_s)
+    files: dict[str, str] = {}
+    history = list(request.history)
+    if request.instructions is not None and options.system_prompt == "replace":
+        config["model_instructions_file"] = f"{home}/instructions.md"
+        files[f"{HOME}/instructions.md"] = request.instructions
+    elif request.instructions is not None and not history:
+        config["developer_instructions"] = request.instructions
+    elif request.instructions is not None:
+        # With a history Codex would put them after it.
+        part = {"type": "input_text", "text": request.instructions}
+        history.insert(0, {"type": "message", "role": "developer", "content": [part]})
+    argv = [NEUTRAL_NAME, "exec"]
+    flags = ["--json", "--skip-git-repo-check", "--ignore-rules", "--strict-config"]
+    if history:
+        name = f"{PAST_FOLDER}/rollout-2000-01-01T00-00-00-{thread_id}.jsonl"
+        files[name] = _past_thread(history, thread_id, workdir)
+        argv += ["resume", *flags, thread_id, "-"]
+    else:
+        argv += [*flags, "-"]
+    files[f"{HOME}/config.toml"] = to_toml(_ordered(config))
+    return {
+        "argv": argv,
+        "program": f"{prefix}/{PROGRAM}",
+        "env": {"CODEX_HOME": home, "CODEX_SQLITE_HOME": home},
+        "workdir": workdir,
+        "files": files,
+        "prompt": request.prompt,
+    }
+
+
+def _config(
+    options: CodexOptions, base_url: str, model_name: str, model_key: str, run_timeout_s: float
+) -> dict[str, Any]:
+    """``config.toml``: one model server, no account, no network of its own, nothing of the task's."""
+    return {
+        "model": model_name,
+        "model_provider": PROVIDER,
+        "model_context_window": BOUNDLESS_TOKENS,
+        "model_auto_compact_token_limit": options.compaction_at_tokens or BOUNDLESS_TOKENS,
+        "model_reasoning_summary": "none",
+        # The sandbox is ours; Codex's own would forbid what the task needs.
+        "approval_policy": "never",
+        "sandbox_mode": "danger-full-access",
+        "check_for_update_on_startup": False,
+        "web_search": "disabled",
+        "cli_auth_credentials_store": "file",
+        "allow_login_shell": False,
+        "include_environment_context": False,
+        "include_permissions_instructions": False,
+        "include_apps_instructions": False,
+        "project_doc_max_bytes": CONTEXT_FILES_LIMIT_BYTES if options.context_files else 0,
+        "model_providers": {
+            PROVIDER: {
+                "name": PROVIDER,
+                "base_url": base_url,
+                "wire_api": "responses",
+                # Not by an environment variable: tools inherit those.
+                "experimental_bearer_token": model_key,
+                "requires_openai_auth": False,
+                "supports_websockets": False,
+                # Two layers of repetition would multiply; this one knows more kinds of failure.
+                "request_max_retries": 0,
+                "stream_max_retries": options.max_retries,
+                "stream_idle_timeout_ms": int((run_timeout_s + MODEL_TIMEOUT_MARGIN_S) * 1000),
+            }
+        },
+        "features": {
+            # The first two look up names on the network; the third repeats a refused connection for ever.
+            "plugins": False,
+            "apps": False,
+            "unbounded_connection_retries": False,
+            "goals": False,
+            "shell_snapshot": False,
+        },
+        "agents": {"enabled": False},
+        "skills": {"include_instructions": False, "bundled": {"enabled": False}},
+        "shell_environment_policy": {
+            "inherit": "all",
+            "ignore_default_excludes": True,
+            "exclude": ["CODEX_HOME", "CODEX_SQLITE_HOME"],
+        },
+        "analytics": {"enabled": False},
+        "feedback": {"enabled": False},
+        "otel": {"exporter": "none"},
+        "history": {"persistence": "none"},
+    }
+
+
+def _ordered(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain values first: in TOML what follows a table belongs to it."""
+    return dict(sorted(config.items(), key=lambda item: isinstance(item[1], Mapping)))
+
+
+def _past_thread(history: list[Mapping[str, Any]], thread_id: str, workdir: str) -> str:
+    """A record of a session (format of Codex 0.171.0) that Codex continues."""
+    meta = {
+        "id": thread_id,
+        "session_id": thread_id,
+        "timestamp": PAST,
+        "cwd": workdir,
+        "originator": "codex_exec",
+        "cli_version": CODEX_VERSION,
+        "source": "exec",
+        "model_provider": PROVIDER,
+    }
+    lines = [{"timestamp": PAST, "type": "session_meta", "payload": meta}]
+    lines += [{"timestamp": PAST, "type": "response_item", "payload": dict(item)} for item in history]
+    return "".join(json.dumps(line) + "\n" for line in lines)
