@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import posixpath
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import anyio
 import anyio.to_thread
 from attrs import define, field, frozen
 
-from inspan_core.errors import InspanError, RequestRefused, SandboxGone
+from inspan_core.errors import InspanError, RequestRefused, SandboxError, SandboxGone
 from inspan_core.findings import CollectResult, Outcome
 from inspan_core.harness import Artifacts, ParsedActivation, ParseInput, SandboxCommand
 from inspan_core.observations import ObservationGap
@@ -25,6 +26,7 @@ from inspan_runtime.packing import pack_artifacts, pack_parsed
 from inspan_runtime.room import Room
 
 RECONNECT_TIMEOUT_S = 30.0
+DROP_TIMEOUT_S = 5.0
 
 ProviderFactory = Callable[[], SandboxProvider]
 Parser = Callable[[ParseInput], ParsedActivation]
@@ -97,8 +99,11 @@ class HarnessWork:
         """Create our own sandbox under `key`."""
         if self.owned is None:
             raise RequestRefused("there is neither sandbox_access nor a configured sandbox_provider")
-        provider = self._provider = self.providers[self.owned.provider]()
-        sandbox = await provider.create(self.owned.spec, key=_key(room, key), timeout_s=timeout_s)
+        spec = self.owned.spec
+        sandbox = await self._reach(
+            self.owned.provider,
+            lambda provider: provider.create(spec, key=_key(room, key), timeout_s=timeout_s),
+        )
         self._known(room, sandbox)
         return sandbox
 
@@ -108,12 +113,10 @@ class HarnessWork:
         if access is None:
             raise InspanError("a connect was ordered for a session without sandbox_access")
         connection = access.connection
-        provider = self._provider = self.providers[connection.provider_config_ref]()
-        try:
-            sandbox = await provider.connect(connection.descriptor, timeout_s=timeout_s)
-        except BaseException:
-            await self._drop_provider()
-            raise
+        sandbox = await self._reach(
+            connection.provider_config_ref,
+            lambda provider: provider.connect(connection.descriptor, timeout_s=timeout_s),
+        )
         self._known(room, sandbox)
         return sandbox
 
@@ -121,10 +124,28 @@ class HarnessWork:
         """Reach the sandbox again after a restart: a supplied one as seeded, ours by its descriptor."""
         if self.owned is None or self.seed.sandbox_access is not None:
             return await self.connect(room, timeout_s=RECONNECT_TIMEOUT_S)
-        if self.descriptor is None:
+        descriptor = self.descriptor
+        if descriptor is None:
             raise InspanError("the descriptor of the session's own sandbox is not known")
-        provider = self._provider = self.providers[self.owned.provider]()
-        return await provider.connect(self.descriptor, timeout_s=RECONNECT_TIMEOUT_S)
+        return await self._reach(
+            self.owned.provider,
+            lambda provider: provider.connect(descriptor, timeout_s=RECONNECT_TIMEOUT_S),
+        )
+
+    async def _reach(
+        self, provider_name: str, reach: Callable[[SandboxProvider], Awaitable[Sandbox]]
+    ) -> Sandbox:
+        """What a new client of the provider reaches; one that reaches nothing is closed."""
+        provider = self.providers[provider_name]()
+        try:
+            sandbox = await reach(provider)
+        except BaseException:
+            # Shielded: a close that cuts this off must not leave the client open.
+            with anyio.move_on_after(DROP_TIMEOUT_S, shield=True), suppress(SandboxError):
+                await provider.aclose()
+            raise
+        self._provider = provider
+        return sandbox
 
     def _known(self, room: Room, sandbox: Sandbox) -> None:
         self.sandbox_id, self.descriptor = sandbox.sandbox_id, sandbox.descriptor
@@ -153,9 +174,10 @@ class HarnessWork:
         await self._drop_provider()
 
     async def _drop_provider(self) -> None:
-        provider, self._provider = self._provider, None
-        if provider is not None:
-            await provider.aclose()
+        # Forgotten only when it is closed: a step that failed here is tried again.
+        if self._provider is not None:
+            await self._provider.aclose()
+            self._provider = None
 
     async def install(self, room: Room) -> None:
         """Let the plugin make its runtime ready."""

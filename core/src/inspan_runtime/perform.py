@@ -49,9 +49,12 @@ from inspan_core.errors import (
 )
 from inspan_core.findings import CollectResult
 from inspan_core.receipts import CleanupReceipt
+from inspan_core.sandbox import Sandbox
 from inspan_core.session import Session
 from inspan_runtime.room import ExecHandle, Room, Spawn, Work
 from inspan_runtime.supervisor_client import (
+    FIRST_RETRY_S,
+    LONGEST_RETRY_S,
     NeverLaunched,
     await_receipt,
     read_processes,
@@ -71,6 +74,9 @@ NOTHING_CREATED = (SandboxCreateError, ProviderUnavailable, *NOT_RETRYABLE)
 
 NEEDS_SANDBOX = (Install, Stage, Launch, AwaitReceipt, StopHarness, Collect, RemoveFiles)
 """Orders that a restarted server may meet before it has a connection again."""
+
+RECONNECT_SHARE = 0.5
+"""How much of an order's budget a restarted server may spend on reaching the sandbox again."""
 
 RECEIPT_POLL_FIRST_S = 1.0
 RECEIPT_POLL_LAST_S = 10.0
@@ -120,7 +126,7 @@ class Performer:
         supervision: Grace and clean-up budgets.
     """
 
-    __slots__ = ("_holds_slot", "_slots", "_spawn", "_supervision", "_work", "room")
+    __slots__ = ("_holds_slot", "_reconnecting", "_slots", "_spawn", "_supervision", "_work", "room")
 
     def __init__(
         self,
@@ -137,13 +143,17 @@ class Performer:
         self._slots = slots if slots is not None else Unlimited()
         self._supervision = supervision if supervision is not None else Supervision()
         self._holds_slot = False
+        self._reconnecting = anyio.Lock()
 
     async def perform(self, order: Order) -> Answer:
         """Carry out the order; errors become the answers that the machine knows."""
         number = order.number
         try:
             if self.room.sandbox is None and isinstance(order, NEEDS_SANDBOX):
-                self.room.sandbox = await self._work.reconnect(self.room)
+                # An order that takes the place of another waits for the end of its reconnecting.
+                async with self._reconnecting:
+                    if self.room.sandbox is None:
+                        self.room.sandbox = await self._reconnected(order)
             return await PERFORM[type(order)](self, order)
         except SandboxGone:
             if isinstance(order, ConnectSandbox | CreateSandbox):
@@ -151,6 +161,21 @@ class Performer:
             return answers.SandboxGone(at=anyio.current_time(), order=number)
         except Exception as error:  # the fence of effects: a failed order is an answer
             return _failure(order, error)
+
+    async def _reconnected(self, order: Order) -> Sandbox:
+        """The sandbox after a restart. What a run has become does not depend on one failed connection."""
+        budget_s = order.timeout_s if order.timeout_s is not None else 3600.0
+        until, pause_s = anyio.current_time() + budget_s * RECONNECT_SHARE, FIRST_RETRY_S
+        while True:
+            try:
+                return await self._work.reconnect(self.room)
+            except SandboxGone:
+                raise
+            except SandboxError:
+                if anyio.current_time() + pause_s > until:
+                    raise
+            await anyio.sleep(pause_s)
+            pause_s = min(pause_s * 2, LONGEST_RETRY_S)
 
     def cancelled(self, order: Order) -> Answer:
         """The answer of an order that close cut off."""

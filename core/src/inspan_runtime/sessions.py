@@ -191,6 +191,11 @@ class SessionTable:
         moved, self._moved = self._moved, anyio.Event()
         moved.set()
         session_id, phase = transition["session"], transition["phase"]
+        if phase == Phase.NEW.name:
+            # Also when nothing changed: a request that was refused must not leave a record.
+            self._fences.pop(session_id, None)
+            self._drop(session_id)
+            return
         if phase == transition["before"]:
             return
         if phase == Phase.FENCED.name:
@@ -199,9 +204,6 @@ class SessionTable:
                 self._drop(self._fences.popitem(last=False)[0])
         elif phase == Phase.CLOSED.name:
             self._retain(session_id)
-        elif phase == Phase.NEW.name:
-            self._fences.pop(session_id, None)
-            self._drop(session_id)
 
     def _retain(self, session_id: str) -> None:
         record = self._records[session_id]

@@ -18,6 +18,7 @@ from inspan_core.errors import (
     ExecTimeout,
     MountConflict,
     SandboxConnectError,
+    SandboxCreateError,
     SandboxGone,
     SandboxTransportError,
     TooLarge,
@@ -81,6 +82,8 @@ class _Caller:
             await self._travel(delay_s)
         if kind_of_fault is FaultKind.ERROR_BEFORE:
             self._fail(about)
+        if kind_of_fault is FaultKind.REFUSED:
+            raise SandboxCreateError(f"no room for {about}")
         if machine is not None and not machine.is_alive:
             raise SandboxGone(f"sandbox {machine.sandbox_id} no longer exists")
         if kind_of_fault is FaultKind.ERROR_THEN_EFFECT and late is not None:

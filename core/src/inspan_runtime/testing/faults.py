@@ -33,6 +33,7 @@ class FaultKind(Enum):
     SLOW = "slow"
     HANG = "hangs before anything happened"
     LOST_ANSWER = "takes effect, and never answers"
+    REFUSED = "the provider says that it made none"
     GONE = "the sandbox is gone"
 
 
@@ -42,9 +43,10 @@ _INSIDE = _ANY | _AFTER | {FaultKind.GONE}
 
 POSSIBLE: dict[CallKind, frozenset[FaultKind]] = {
     # A create that says that it failed has left nothing: that is the provider's contract.
-    CallKind.CREATE: _ANY | _AFTER,
+    CallKind.CREATE: _ANY | _AFTER | {FaultKind.REFUSED},
     CallKind.CONNECT: _ANY | {FaultKind.GONE},
-    CallKind.UPLOAD: _INSIDE | {FaultKind.PARTIAL, FaultKind.ERROR_THEN_EFFECT},
+    # Not an effect that comes later: nothing could keep a file from appearing after its folder was removed.
+    CallKind.UPLOAD: _INSIDE | {FaultKind.PARTIAL},
     CallKind.DOWNLOAD: _INSIDE,
     CallKind.EXEC: _INSIDE,
     CallKind.LAUNCH: _INSIDE | {FaultKind.ERROR_THEN_EFFECT},

@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, Phase
 from inspan_core.errors import UsageError
 from inspan_runtime.testing.fake_commands import Answerer
 from inspan_runtime.testing.fake_supervisor import Program
-from inspan_runtime.testing.fuzz_run import Trial, Verdict, play, trial_of
+from inspan_runtime.testing.fuzz_run import NOT_WELL, Trial, Verdict, play, trial_of
 from inspan_runtime.testing.fuzz_story import tell
 from inspan_runtime.testing.scenarios import Scenario, scenarios
 from inspan_runtime.testing.scripted_harness import ScriptedHarness, scripted_program
@@ -133,7 +133,7 @@ def fuzz_trial(
 ) -> FuzzReport:
     """Fuzz what is ready to be fuzzed; see `fuzz_lifecycle`."""
     calm = play(Scenario(), trial)
-    if calm.activated != 200 and not calm.broken:
+    if {broken.rule for broken in calm.broken} == {NOT_WELL}:
         raise UsageError(
             f"without any fault the activation was answered {calm.activated}: does program= write what the "
             f"plugin's parser needs?\n{tell(Scenario(), calm)}"

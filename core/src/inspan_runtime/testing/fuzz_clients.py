@@ -174,7 +174,7 @@ class Visitor(Client):
             await main.begun(visit.beside).wait()
         elif self.asking is None:
             await self.world.until_calls(visit.at_call)
-        if not main.todo:
+        if self.asking is None and not main.todo:
             return
         async with anyio.create_task_group() as group:
             if visit.stays is not None:

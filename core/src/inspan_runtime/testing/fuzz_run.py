@@ -35,6 +35,7 @@ from inspan_runtime.testing.scenarios import Ask, Scenario
 from inspan_runtime.testing.schedules import Scheduler
 from inspan_runtime.testing.scheduler import SteppedLoop, Stuck
 
+NOT_WELL = "a run that could end well did not"
 WORKDIR = "/work"
 FOLDER_ROOT = "/tmp/inspan"
 PATIENCE_S = 6 * 3600.0
@@ -311,10 +312,10 @@ class _Play:
         must = self.witness.must_end_well(main.subject.name, self.scenario)
         if must and (main.activated is None or main.activated.status != 200):
             told = "its seed failed" if main.activated is None else f"it was answered {main.activated.status}"
-            self.world.breaks("a run that could end well did not", told)
+            self.world.breaks(NOT_WELL, told)
 
     def _check_the_end(self) -> None:
-        for line in self.witness.leftovers(FOLDER_ROOT):
+        for line in self.witness.leftovers(FOLDER_ROOT, self.scenario):
             self.world.breaks("something is left", line)
         if self.journal.names:
             self.world.breaks("something is left", f"in the journal: {', '.join(self.journal.names)}")

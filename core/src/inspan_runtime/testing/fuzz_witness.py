@@ -18,7 +18,7 @@ from inspan_core.harness import CollectContext
 from inspan_core.hookspecs import hookimpl
 from inspan_runtime.service_settings import Answer
 from inspan_runtime.testing.fake_machine import FakeMachine
-from inspan_runtime.testing.fake_world import FakeWorld
+from inspan_runtime.testing.fake_world import Call, FakeWorld
 from inspan_runtime.testing.faults import CallKind, FaultKind
 from inspan_runtime.testing.scenarios import Ask, Scenario
 from inspan_supervisor import RECEIPT_FILE, RETIRED_SUFFIX
@@ -223,19 +223,36 @@ class Witness:
         if any(visit.ask in (Ask.CLOSE, Ask.OTHER_ACTIVATE, Ask.OTHER_SEED) for visit in scenario.visits):
             return False
         return all(
-            _is_survivable(call.kind, call.about, call.fault)
+            (_is_survivable(call.kind, call.about, call.fault) or self._is_reconnect(call, scenario))
             and not (call.kind is CallKind.LAUNCH and harness.loads_s > SMALL_DELAY_S)
             # A set-up that a restart cut off is released first; when that fails, it is kept for close only.
             and not (call.kind in _RELEASES and scenario.kills)
             for call in self.world.hits
         )
 
-    def leftovers(self, folder_root: str) -> list[str]:
+    def _is_reconnect(self, call: Call, scenario: Scenario) -> bool:
+        """Whether a restarted server failed to reach the sandbox, which it tries again."""
+        fault = call.fault
+        return (
+            scenario.owned
+            and call.kind is CallKind.CONNECT
+            and fault is not None
+            and fault.effective is FaultKind.ERROR_BEFORE
+            and fault.delay_s <= SMALL_DELAY_S
+        )
+
+    def _unclosable(self, scenario: Scenario) -> int:
+        """How many clients may stay open: closing one fails after it reached nothing, and nobody tries again."""
+        reaching = (CallKind.CREATE, CallKind.CONNECT)
+        struck = any(call.kind in reaching for call in self.world.hits)
+        if not (struck or scenario.kills or any(visit.ask is Ask.CLOSE for visit in scenario.visits)):
+            return 0
+        return sum(call.kind is CallKind.CLOSE_CLIENT for call in self.world.hits)
+
+    def leftovers(self, folder_root: str, scenario: Scenario) -> list[str]:
         """What is left in the world when every session is over and forgotten."""
         world, left = self.world, []
-        # One whose closing was made to fail while a connect was cut off is nobody's any more.
-        failed = sum(call.kind is CallKind.CLOSE_CLIENT for call in world.hits)
-        if len(world.clients) > failed:
+        if len(world.clients) > self._unclosable(scenario):
             left.append(f"{len(world.clients)} provider clients are open")
         left += [f"{len(world.connections)} connections are open"] if world.connections else []
         for machine in world.machines.values():
