@@ -134,3 +134,12 @@ async def test_a_creation_that_the_provider_undid_needs_no_stop(tmp_path):
             assert answer.status == 503 and "no room" in answer.body["detail"]
             assert provider.stopped == provider.created == []
     await inner.aclose()
+
+
+@pytest.mark.parametrize("cookie", [Cookie.SAME, Cookie.OTHER, Cookie.MALFORMED])
+async def test_what_is_refused_for_an_unknown_id_leaves_no_record(tmp_path, cookie):
+    async with service_over(Watched(inspan_sandbox_providers()["local"]({}), []), tmp_path) as service:
+        close = CloseRequest(agent_session_id="s", episode_id=EPISODE)
+        assert (await service.seed(SEED, "d", cookie)).status == 409
+        assert (await service.close(close, cookie)).status == 409
+        assert service.phases == {}

@@ -248,6 +248,7 @@ class AgentService:
             owned=self.settings.owned if seed.sandbox_access is None else None,
             options=self.settings.options,
             cache=self._cache,
+            uses_scratch=self.settings.session_dir_root is None,
             run_parser=self._run_parser,
         )
 
