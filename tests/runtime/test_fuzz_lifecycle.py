@@ -48,6 +48,9 @@ FOUND = {
     "a close met a reconnect, and one of two clients was left open": Scenario(
         visits=(Visit(ask=Ask.SEED), Visit(ask=Ask.CLOSE, at_call=13)), kills=(3, 28), neighbour=True
     ),
+    "one failed download of the receipt made a run's end unknown": Scenario(
+        faults=(fault(CallKind.DOWNLOAD, FaultKind.ERROR_BEFORE, nth=1),)
+    ),
     "a refused create left its provider's client open": Scenario(
         owned=True, faults=(fault(CallKind.CREATE, FaultKind.REFUSED),)
     ),

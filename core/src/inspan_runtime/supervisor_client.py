@@ -314,6 +314,7 @@ async def _wait(
         wait_s = min(left_s, LONGEST_WAIT_S)
         try:
             word = await _look(sandbox, session_dir, request=request, wait_s=wait_s)
+            receipt = await read_receipt(sandbox, session_dir) if word == "receipt" else None
         except SandboxGone:
             raise
         except SandboxError as error:
@@ -323,10 +324,10 @@ async def _wait(
             continue
         if word == "never":
             return NeverLaunched()
-        if word == "receipt":
-            if (receipt := await read_receipt(sandbox, session_dir)) is None:
-                raise EvidenceMissing("the receipt vanished while it was read")
+        if receipt is not None:
             return receipt
+        if word == "receipt":
+            raise EvidenceMissing("the receipt vanished while it was read")
         if word != "waiting":
             raise EvidenceMissing(ENDS[word])
     raise EvidenceMissing(f"no receipt within {timeout_s:g} s: {trouble}")

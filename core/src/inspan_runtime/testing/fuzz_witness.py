@@ -21,7 +21,7 @@ from inspan_runtime.testing.fake_machine import FakeMachine
 from inspan_runtime.testing.fake_world import Call, FakeWorld
 from inspan_runtime.testing.faults import CallKind, FaultKind
 from inspan_runtime.testing.scenarios import Ask, Scenario
-from inspan_supervisor import RECEIPT_FILE, RETIRED_SUFFIX
+from inspan_supervisor import PROCESSES_FILE, RECEIPT_FILE, RETIRED_SUFFIX
 
 SMALL_DELAY_S = 1.0
 _RELEASES = (CallKind.REMOVE, CallKind.DISCONNECT, CallKind.STOP, CallKind.CLOSE_CLIENT)
@@ -282,7 +282,9 @@ def _is_survivable(kind: CallKind, about: str, fault: Any) -> bool:
         # A launch whose exec broke is waited for a moment before it is fenced.
         later = how is FaultKind.ERROR_THEN_EFFECT and fault.delay_s == 0.0
         return later or how in (FaultKind.ERROR_AFTER, FaultKind.LOST_ANSWER)
-    if kind is CallKind.LOOK or (kind is CallKind.DOWNLOAD and about.endswith(RECEIPT_FILE)):
+    if kind is CallKind.DOWNLOAD and not about.endswith((RECEIPT_FILE, PROCESSES_FILE)):
+        return False
+    if kind in (CallKind.LOOK, CallKind.DOWNLOAD):
         return how in _BROKEN and fault.delay_s <= SMALL_DELAY_S
     return False
 
