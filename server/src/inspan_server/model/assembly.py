@@ -19,6 +19,10 @@ class Assembly(Protocol):
     def is_whole(self) -> bool:
         """Whether the answer's own end came."""
 
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing can come any more that belongs to the answer."""
+
     def feed(self, event: Mapping[str, Any]) -> None:
         """Take one event."""
 
@@ -39,6 +43,11 @@ class ChatAssembly:
     def is_whole(self) -> bool:
         ended = [choice["finish_reason"] is not None for choice in self._choices.values()]
         return "error" in self._head or (bool(ended) and all(ended))
+
+    @property
+    def is_final(self) -> bool:
+        # The usage comes after the end of the text.
+        return False
 
     def feed(self, event: Mapping[str, Any]) -> None:
         for key in ("id", "created", "model", "system_fingerprint", "usage", "error"):
@@ -102,6 +111,10 @@ class ResponsesAssembly:
 
     @property
     def is_whole(self) -> bool:
+        return self._is_whole
+
+    @property
+    def is_final(self) -> bool:
         return self._is_whole
 
     def feed(self, event: Mapping[str, Any]) -> None:

@@ -118,11 +118,12 @@ class PassedAnswer(Response):
         async for part in answer.aiter_raw():
             for event in reader.feed(part):
                 self._assembly.feed(event)
-            if reader.saw_done or self._assembly.is_whole:
+            if reader.saw_done or self._assembly.is_final:
                 self._finish_stream(answer.status_code)
             await sender.send(part)
         if not (reader.saw_done or self._assembly.is_whole):
             raise _Broken("the model server's stream ended before its end")
+        self._finish_stream(answer.status_code)
         await sender.end(b"")
 
     def _finish_stream(self, status: int) -> None:
@@ -204,7 +205,7 @@ class ConvertedAnswer(PassedAnswer):
 class _NoAssembly:
     """Nothing to put together: the conversion holds the answer."""
 
-    is_whole = False
+    is_whole = is_final = False
 
     def feed(self, event: Mapping[str, Any]) -> None:
         """Nothing."""
