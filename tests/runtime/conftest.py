@@ -69,7 +69,13 @@ def busybox_tree():
     applets = subprocess.run(["busybox", "--list"], capture_output=True, check=True, timeout=CALL_LIMIT_S)
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as tar:
-        for folder, mode in (("bin", 0o755), ("etc", 0o755), ("usr", 0o755), ("tmp", 0o1777), ("root", 0o700)):
+        for folder, mode in (
+            ("bin", 0o755),
+            ("etc", 0o755),
+            ("usr", 0o755),
+            ("tmp", 0o1777),
+            ("root", 0o700),
+        ):
             add(tar, folder, tarfile.DIRTYPE, mode=mode)
         add(tar, "bin/busybox", tarfile.REGTYPE, program, mode=0o755)
         add(tar, "etc/passwd", tarfile.REGTYPE, b"root:x:0:0::/root:/bin/sh\n")

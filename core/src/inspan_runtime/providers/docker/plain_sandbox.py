@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -33,7 +32,6 @@ CONTROL_LIMIT_S = 30.0
 CHUNK_BYTES = 256 * 1024
 READ_BYTES = 1024 * 1024
 MESSAGE_LIMIT_BYTES = 4096
-TIMED_OUT, NO_SETSID = b"t", b"s"
 
 Body = Callable[[], AsyncIterator[bytes]]
 
@@ -93,11 +91,11 @@ class PlainSandbox:
     async def _run(
         self, values: list[bytes], what: str, timeout_s: float, body: Body | None, limit_bytes: int
     ) -> ExecResult:
-        mark = secrets.token_hex(16)
-        out = MarkedStream(mark.encode(), limit_bytes)
-        err = MarkedStream(mark.encode(), limit_bytes)
+        halves = scripts.new_mark()
+        mark = "".join(halves).encode()
+        out, err = MarkedStream(mark, limit_bytes), MarkedStream(mark, limit_bytes)
         interactive = ["--interactive"] if body is not None else []
-        arguments = scripts.arguments(scripts.RUN, mark, values)
+        arguments = scripts.arguments(scripts.RUN, halves, values)
         argv = self._engine.argv("exec", *interactive, self._container, *arguments)
         process = await anyio.open_process(
             argv,
@@ -120,14 +118,14 @@ class PlainSandbox:
             with anyio.CancelScope(shield=True):
                 await _discard(process, handle)
         if out.word is None or err.word is None:
-            await self._raise_lost(what, err)
+            await self._raise_lost(what, out, err)
         return self._result(what, timeout_s, out, err)
 
     def _result(self, what: str, timeout_s: float, out: MarkedStream, err: MarkedStream) -> ExecResult:
         word = out.word or b""
-        if word == TIMED_OUT:
+        if word == scripts.TIMED_OUT:
             raise ExecTimeout(f"{what} ran longer than {timeout_s:g} s and was killed")
-        if word == NO_SETSID:
+        if word == scripts.NO_SETSID:
             raise SandboxError(f"{what}: the container has no setsid, which commands need without the agent")
         if not word.isdigit():
             raise SandboxTransportError(f"{what} ended in a way that was not understood")
@@ -140,11 +138,14 @@ class PlainSandbox:
             stderr_truncated=err_cut,
         )
 
-    async def _raise_lost(self, what: str, err: MarkedStream) -> None:
+    async def _raise_lost(self, what: str, out: MarkedStream, err: MarkedStream) -> None:
         """Say why the engine's exec ended without the script's word."""
-        said = err.take()[0][-MESSAGE_LIMIT_BYTES:].decode("utf-8", "replace")
+        both = b" ".join(one.take()[0][-MESSAGE_LIMIT_BYTES:] for one in (err, out))
+        said = both.decode("utf-8", "replace")
         if not await self.is_alive():
             raise SandboxGone(f"{what}: the sandbox no longer exists")
+        if '"sh": executable file not found' in said:
+            raise SandboxError(f"{what}: the container has no sh, which is needed without the agent")
         found = explained(said, what=what)
         if isinstance(found, SandboxConnectError):
             raise SandboxTransportError(
@@ -175,8 +176,7 @@ class PlainSandbox:
         body: Body | None = None,
         limit_bytes: int = MESSAGE_LIMIT_BYTES,
     ) -> ExecResult:
-        mark = secrets.token_hex(16)
-        argv = [os.fsencode(one) for one in scripts.arguments(script, mark, values)]
+        argv = [os.fsencode(one) for one in scripts.arguments(script, scripts.new_mark(), values)]
         folder = b"/"
         try:
             return await self._run(

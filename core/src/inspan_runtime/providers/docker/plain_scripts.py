@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import os
+import secrets
 
-# Arguments that are no UTF-8 do not survive the engine's command line: they come as octal, behind the mark.
+# The mark comes in halves: `ps` in the sandbox prints this command line, and must not print the mark.
+# Arguments that are no UTF-8 do not survive the engine's command line: they come as octal, behind a half.
 DECODE = """
-m=$1; shift
+h=$1; m=$1$2; shift 2
 for a; do
   shift
-  case $a in "$m"*) a=$(printf "${a#"$m"}x"); a=${a%x};; esac
+  case $a in "$h"*) a=$(printf "${a#"$h"}x"); a=${a%x};; esac
   set -- "$@" "$a"
 done
 """
@@ -37,6 +39,7 @@ kill -9 -"$w" || kill -9 "$w"
 finish "${x:-$s}"
 """
 
+TIMED_OUT, NO_SETSID = b"t", b"s"
 NOT_FOUND, UNSAFE, TOO_LARGE, SHORT = 41, 42, 43, 44
 
 # path, mode, size, part: received beside its name, then renamed.
@@ -82,22 +85,27 @@ dd bs=65536 skip=$((o / 65536)) <&3 2>/dev/null | head -c $((l + r)) | tail -c +
 KILL = 'kill -9 -"$1" || kill -9 "$1"'
 
 
-def arguments(script: str, mark: str, values: list[bytes]) -> list[str]:
+def new_mark() -> tuple[str, str]:
+    """Return the halves of a mark that nothing else contains."""
+    return secrets.token_hex(16), secrets.token_hex(16)
+
+
+def arguments(script: str, halves: tuple[str, str], values: list[bytes]) -> list[str]:
     """Return the argv of a script with arguments of any bytes.
 
     Args:
         script: One of this module's.
-        mark: Random letters that no argument begins with.
+        halves: Its mark.
         values: The script's arguments.
     """
-    return ["sh", "-c", DECODE + script, "sh", mark, *(_encoded(one, mark) for one in values)]
+    return ["sh", "-c", DECODE + script, "sh", *halves, *(_encoded(one, halves[0]) for one in values)]
 
 
-def _encoded(value: bytes, mark: str) -> str:
+def _encoded(value: bytes, half: str) -> str:
     try:
         return value.decode("utf-8")
     except UnicodeDecodeError:
-        return mark + "".join(f"\\{byte:03o}" for byte in value)
+        return half + "".join(f"\\{byte:03o}" for byte in value)
 
 
 def run_values(argv: list[bytes], env: list[bytes], cwd: bytes, timeout_s: float) -> list[bytes]:
