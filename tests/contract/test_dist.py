@@ -81,6 +81,8 @@ def test_what_runs_in_a_sandbox_is_in_the_wheels(wheels):
         "inspan_supervisor/process_supervisor.py",
         "inspan_echo/sandbox_runner.py",
         "inspan_pi/sandbox_runner.py",
+        "inspan_codex/sandbox_runner.py",
+        "inspan_core/shim.py",
         "inspan_runtime/install_unpacker.py",
     ):
         assert needed in names
@@ -100,7 +102,7 @@ def test_the_plugins_are_found_there_and_none_is_broken(elsewhere):
         "print(json.dumps([plugins.harness_names(), [str(each) for each in plugins.problems]]))"
     )
     names, problems = json.loads(run(elsewhere / "venv/bin/python", "-c", script, cwd=elsewhere))
-    assert set(names) >= {"echo", "pi"}
+    assert set(names) >= {"echo", "pi", "codex"}
     assert problems == []
 
 

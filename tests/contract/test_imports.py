@@ -44,6 +44,7 @@ IN_SANDBOX = {
     "plugins/echo/src/inspan_echo/sandbox_runner.py": (),
     "core/src/inspan_core/shim.py": (),
     "plugins/pi/src/inspan_pi/sandbox_runner.py": ("inspan_core",),
+    "plugins/codex/src/inspan_codex/sandbox_runner.py": ("inspan_core",),
 }
 """Files that run on whatever Python a sandbox has, and what of ours travels with them."""
 

@@ -52,6 +52,7 @@ class Machine:
 
     def __init__(self, root):
         self.root = root
+        self.limit_s = LIMIT_S
         for name in ("home", "tmp", "run", "cwd"):
             (root / name).mkdir()
         self.env = {
@@ -80,11 +81,11 @@ class Machine:
     def run(self, *arguments, **env):
         process = self.start(*arguments, **env)
         try:
-            out, err = process.communicate(timeout=LIMIT_S)
+            out, err = process.communicate(timeout=self.limit_s)
         except subprocess.TimeoutExpired:
             process.terminate()
             out, err = process.communicate(timeout=LIMIT_S / 4)
-            pytest.fail(f"it did not end within {LIMIT_S} s: {out}{err}")
+            pytest.fail(f"it did not end within {self.limit_s} s: {out}{err}")
         finally:
             process.kill()
         return process.returncode, out, err
@@ -217,6 +218,30 @@ def test_pi_itself(machine):
     ]  # fmt: skip
     assert [call["streamed"] for call in value["model_calls"]] == [True] * 4
     assert value["response"]["usage"]["total_tokens"] == value["usage"]["total_tokens"]
+    assert machine.leftovers() == []
+
+
+@needs_bubblewrap
+@pytest.mark.registry
+@pytest.mark.timeout(400)
+def test_another_harness_is_one_changed_word(machine):
+    """The real Codex on the same task, over the other model API; its first installation takes its time."""
+    machine.limit_s = 360
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    code, out, err = machine.run("--harness", "codex", "--json", XDG_CACHE_HOME=cache)
+    assert (code, err) == (0, ""), out + err
+    value = json.loads(out)
+    assert (value["reward"], value["healthy"], value["outcome"]) == (1, True, "completed")
+    assert value["versions"]["harness"]["name"] == "codex"
+    assert [(call["route"], call["streamed"]) for call in value["model_calls"]] == [("/v1/responses", True)] * 4
+    records = value["agent_observations"]["records"]
+    tools = [(each["tool_name"], each["status"]) for each in records if each["kind"] == "tool_call"]
+    assert tools == [("exec_command", "completed")] * 3
+    usage = value["response"]["usage"]
+    assert (usage["input_tokens"], usage["output_tokens"]) == (
+        value["usage"]["prompt_tokens"], value["usage"]["completion_tokens"],
+    )  # fmt: skip
+    assert value["agent_observations"]["gaps"] == []
     assert machine.leftovers() == []
 
 

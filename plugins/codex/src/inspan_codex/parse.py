@@ -25,6 +25,7 @@ from inspan_core.response_object import STATUSES, artifact_digest, input_items, 
 
 # How Codex 0.171.0 tells the model what became of a call.
 _EXITED = re.compile(r"^Process exited with code (-?\d+)$", re.MULTILINE)
+_RUNNING = re.compile(r"^Process running with session ID", re.MULTILINE)
 _REFUSED = ("failed to parse function arguments", "unsupported call")
 HEAD_CHARS = 400
 
@@ -132,7 +133,8 @@ def _status(executed: str | None, output: Item | None, run: ParseInput) -> ToolC
     exited = _EXITED.search(head)
     if head.startswith(_REFUSED) or (exited is not None and int(exited[1]) != 0):
         return "failed"
-    return "completed"
+    # The model got a session to poll, and the run ended before the command.
+    return "incomplete" if _RUNNING.search(head) else "completed"
 
 
 def _compaction(compaction: Compaction, identity: str, run: ParseInput) -> ContextCompaction:

@@ -59,7 +59,7 @@ def run_order(
         argv += ["resume", *flags, thread_id, "-"]
     else:
         argv += [*flags, "-"]
-    files[f"{HOME}/config.toml"] = to_toml(_ordered(config))
+    files[f"{HOME}/config.toml"] = to_toml(config)
     return {
         "argv": argv,
         "program": f"{prefix}/{PROGRAM}",
@@ -126,11 +126,6 @@ def _config(
         "otel": {"exporter": "none"},
         "history": {"persistence": "none"},
     }
-
-
-def _ordered(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain values first: in TOML what follows a table belongs to it."""
-    return dict(sorted(config.items(), key=lambda item: isinstance(item[1], Mapping)))
 
 
 def _past_thread(history: list[Mapping[str, Any]], thread_id: str, workdir: str) -> str:

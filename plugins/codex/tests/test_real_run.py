@@ -1,0 +1,270 @@
+"""The real Codex in real sandboxes against the gateway: what it did, as the gateway witnessed it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+import inspan_codex
+from inspan_core.findings import Outcome
+from inspan_core.sandbox import SandboxSpec
+from inspan_runtime.install import SandboxInstaller
+from inspan_runtime.install_build import package_client_env
+from inspan_runtime.install_cache import RuntimeCache, default_cache_dir
+from inspan_runtime.providers.bubblewrap import BubblewrapProvider
+from inspan_runtime.providers.local import LocalProvider
+from inspan_runtime.testing.plugin_episode import PluginEpisode
+from inspan_server.model.capture import Capture
+from inspan_server.model.gateway import create_gateway
+from inspan_server.model.script import parse_script
+from inspan_server.serving import served
+
+pytestmark = [pytest.mark.anyio, pytest.mark.sandbox, pytest.mark.registry, pytest.mark.timeout(400)]
+full = pytest.mark.full
+
+KEY = "sk-canary-4711"
+USAGE = {"prompt_tokens": 100, "completion_tokens": 20, "cached_tokens": 40, "reasoning_tokens": 5}
+LOOK = (
+    "env; for p in /proc/[0-9]*/environ /proc/[0-9]*/cmdline; do cat $p 2>/dev/null; done | tr '\\0' '\\n';"
+    " echo; stat -c '%a %n' /tmp/inspan-sessions/1/home/config.toml; ls /tmp/inspan-sessions/1"
+)
+WORDS = ("code[x]", "pytho[n]", "tellin[g]", "inspan_code[x]", "opena[i]", "sandbox_runne[r]", "superviso[r]")
+KILL = "; ".join(f"pkill -f '{word}'" for word in WORDS) + "; pkill '^code[x]'; echo survived; pkill -V"
+
+
+def shell(command, **more):
+    return {"tool_calls": [{"name": "shell", "arguments": {"command": command}}], "usage": USAGE, **more}
+
+
+def said(text):
+    return {"content": text, "usage": USAGE}
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+@pytest.fixture
+def cache():
+    """The user's own cache, so that the registries are asked once and not for every test run."""
+    return RuntimeCache(default_cache_dir(os.environ), client_env=package_client_env(os.environ))
+
+
+@pytest.fixture
+def episode(tmp_path, cache):
+    """A context manager that makes an episode in a sandbox with a gateway for a script."""
+
+    @asynccontextmanager
+    async def make(replies, *, place="bubblewrap", cache=cache, **options):
+        capture, script = Capture(), parse_script({"r1": replies})
+        where = {"runtime_dir": str(tmp_path / "run")}
+        provider = BubblewrapProvider(where) if place == "bubblewrap" else LocalProvider(where)
+        local = place == "local"
+        workdir = str(tmp_path / "app") if local else "/app"
+        session_dir = str(tmp_path / "session") if local else "/tmp/inspan-sessions/1"
+        roots = {"roots": [str(tmp_path / "rt")]} if local else {}
+        async with served(create_gateway(script, capture, keys={"r1": KEY}), graceful_timeout_s=0.2) as url:
+            spec = SandboxSpec(workdir=workdir, ttl_s=600.0, reach=(url,))
+            sandbox = await provider.create(spec, key="codex")
+            try:
+                one = PluginEpisode(
+                    plugin=inspan_codex,
+                    sandbox=sandbox,
+                    workdir=workdir,
+                    session_dir=session_dir,
+                    installer=SandboxInstaller(sandbox, cache, workdir=workdir, **roots),
+                    options={"max_retries": 0, **options},
+                    model_key=KEY,
+                )
+                await one.seed()
+                yield one, f"{url}/ng-rollout/r1/v1", capture
+            finally:
+                await sandbox.stop()
+                await provider.aclose()
+
+    return make
+
+
+def outputs(parsed):
+    return [i["output"] for i in parsed.response["output"] if i["type"] == "function_call_output"]
+
+
+@pytest.mark.parametrize("place", ["bubblewrap", pytest.param("local", marks=full)])
+async def test_an_episode_with_tools_as_the_gateway_saw_it(episode, place):
+    replies = [
+        {
+            **shell("pwd; printf hi > out.txt; echo x > ~/kept; exit 3"),
+            "reasoning": "Look.",
+            "content": "I look.",
+        },
+        shell("cat out.txt; cat ~/kept"),
+        said("It says hi."),
+    ]
+    request = {
+        "input": [
+            {"role": "user", "content": "Earlier."},
+            {"role": "assistant", "content": "Yes."},
+            {"role": "user", "content": 'What does "out.txt" say?\n\U0001f600'},
+        ],
+        "instructions": "Answer in one sentence.",
+    }
+    async with episode(replies, place=place) as (one, url, capture):
+        parsed = await one.run(request, url)
+    assert (parsed.outcome, parsed.detail) == (Outcome.COMPLETED, None)
+    assert [gap.code for gap in parsed.observations.gaps] == []
+    first, second = outputs(parsed)
+    assert "Process exited with code 3" in first and one.workdir in first
+    assert second.endswith("Output:\nhix\n")
+    calls = capture.calls("r1")
+    assert [(c.route, c.status, c.outcome, c.streamed) for c in calls] == [
+        ("/v1/responses", 200, "answered", True)
+    ] * 3
+    invocation, *tools = parsed.observations.records
+    assert [ref.response_id for ref in invocation.model_calls] == [call.response_id for call in calls]
+    assert [(t.tool_name, t.status) for t in tools] == [
+        ("exec_command", "failed"),
+        ("exec_command", "completed"),
+    ]
+    counted = {key: sum(c.usage[key] for c in calls) for key in ("input_tokens", "output_tokens")}
+    assert {key: parsed.response["usage"][key] for key in counted} == counted == {
+        "input_tokens": 300, "output_tokens": 60,
+    }  # fmt: skip
+    shown = [item for item in calls[0].request["input"] if item.get("role") != "developer"]
+    texts = [(item["role"], item["content"][0]["text"]) for item in shown]
+    assert texts == [("user", "Earlier."), ("assistant", "Yes."), ("user", request["input"][2]["content"])]
+    developer = [i["content"][0]["text"] for i in calls[0].request["input"] if i.get("role") == "developer"]
+    assert developer[-1] == "Answer in one sentence."
+    asked = calls[0].request
+    assert (asked["model"], asked["reasoning"]) == ("org/policy", {})
+    assert not {"temperature", "top_p", "max_output_tokens"} & set(asked)
+    again = [item["type"] for item in calls[2].request["input"]]
+    assert again[-5:] == [
+        "message",
+        "function_call",
+        "function_call_output",
+        "function_call",
+        "function_call_output",
+    ]
+    assert "reasoning" in again
+
+
+async def test_what_others_in_the_sandbox_can_see_and_do(episode):
+    async with episode([shell(LOOK), shell(KILL), said("ok")]) as (one, url, capture):
+        parsed = await one.run({"input": "telling-word: pkill -f telling"}, url)
+    assert (parsed.outcome, parsed.detail) == (Outcome.COMPLETED, None)
+    seen, killed = outputs(parsed)
+    assert KEY not in seen
+    assert "telling-word" not in seen
+    assert "CODEX_HOME=" not in seen.partition("SHLVL")[0]
+    assert "600 /tmp/inspan-sessions/1/home/config.toml" in seen
+    assert "input.json" not in seen
+    assert "survived\npkill from procps" in killed
+    assert (capture.stray_calls, capture.unauthorized_calls) == (0, 0)
+
+
+async def test_a_deadline_during_a_tool_keeps_the_work_and_stops_everything(episode):
+    async with episode([shell("sleep 4711.5 & sleep 4711.5")]) as (one, url, capture):
+        parsed = await one.run({"input": "Wait."}, url, timeout=6.0)
+        count = "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -c 'sleep 4711[.]5' || true"
+        found = await one.sandbox.exec(["sh", "-c", count], timeout_s=20)
+    assert parsed.outcome is Outcome.INCOMPLETE
+    assert parsed.response["metadata"] == {"stop_reason": "time_limit"}
+    assert [item["type"] for item in parsed.response["output"]] == ["function_call"]
+    assert found.stdout.decode().strip() == "0"
+    assert len(capture.calls("r1")) == 1
+
+
+ENDINGS = [
+    ("refused key", [{"error": {"status": 401}}], Outcome.UNPROCESSABLE, 1),
+    (
+        "overflow",
+        [{"error": {"status": 400, "body": {"message": "maximum context length"}}}],
+        Outcome.UNPROCESSABLE,
+        1,
+    ),
+    ("too many", [{"error": {"status": 429}}], Outcome.FAILED, 1),
+    ("broken for ever", [{"error": {"status": 500}}] * 3, Outcome.FAILED, 3),
+    ("broken once", [{"error": {"status": 500}}, said("ok")], Outcome.COMPLETED, 2),
+    ("dropped once", [{"content": "half of it", "drop_after_chunks": 4}, said("ok")], Outcome.COMPLETED, 2),
+    ("cut short", [{"content": "half", "finish_reason": "length", "usage": USAGE}], Outcome.INCOMPLETE, 1),
+    ("no usage", [{"content": "ok"}], Outcome.COMPLETED, 1),
+]
+
+
+@full
+@pytest.mark.parametrize(("name", "replies", "outcome", "count"), ENDINGS, ids=[e[0] for e in ENDINGS])
+async def test_endings(episode, name, replies, outcome, count):
+    async with episode(replies, place="local", max_retries=2) as (one, url, capture):
+        parsed = await one.run({"input": "Hi."}, url)
+    assert (parsed.outcome, len(capture.calls("r1"))) == (outcome, count)
+    usage = None if parsed.response is None else parsed.response["usage"]
+    answered = all(c.usage is not None for c in capture.calls("r1") if c.status == 200)
+    assert (usage is not None) == (answered and parsed.response is not None)
+
+
+@full
+async def test_a_long_prompt_with_anything_in_it(episode):
+    prompt = "\"quotes\" 'and' $HOME `x` \\ \u2028 \U0001f600 pkill -f codex\n" + "x" * 200_000
+    async with episode([said("ok")], place="local") as (one, url, capture):
+        await one.run({"input": prompt}, url)
+    assert capture.calls("r1")[0].request["input"][-1]["content"][0]["text"] == prompt
+
+
+@full
+async def test_a_service_of_its_own_session_survives(episode):
+    serve = "setsid sleep 4712.5 >/dev/null 2>&1 </dev/null & echo started"
+    async with episode([shell(serve), said("ok")]) as (one, url, _):
+        parsed = await one.run({"input": "Serve."}, url)
+        count = "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -c 'sleep 4712[.]5' || true"
+        found = await one.sandbox.exec(["sh", "-c", count], timeout_s=20)
+    assert parsed.outcome is Outcome.COMPLETED
+    assert found.stdout.decode().strip() == "1"
+
+
+@full
+async def test_a_compaction_is_a_model_call_through_the_gateway(episode):
+    big = {"prompt_tokens": 200_000, "completion_tokens": 20}
+    replies = [{**shell("echo one"), "usage": big}, said("Summary."), said("Done.")]
+    async with episode(replies, compaction_at_tokens=100_000) as (one, url, capture):
+        parsed = await one.run({"input": "Hi."}, url)
+    records = parsed.observations.records
+    (compaction,) = [record for record in records if record.kind == "context_compaction"]
+    assert compaction.model_calls[0].response_id == capture.calls("r1")[1].response_id
+    assert "Summary." in compaction.summary
+    assert parsed.response["usage"]["input_tokens"] == 200_200
+
+
+@full
+async def test_without_a_limit_nothing_is_compacted(episode):
+    big = {"prompt_tokens": 2_000_000, "completion_tokens": 20}
+    replies = [{**shell("echo one"), "usage": big}, said("Done.")]
+    async with episode(replies, place="local") as (one, url, capture):
+        parsed = await one.run({"input": "Hi."}, url)
+    assert (parsed.outcome, len(capture.calls("r1"))) == (Outcome.COMPLETED, 2)
+
+
+@full
+async def test_a_warm_cache_needs_no_package_client_and_a_broken_runtime_is_repaired(
+    episode, cache, tmp_path
+):
+    async with episode([said("ok")], place="local") as (one, _, _):
+        archives = Path(cache.root) / "archives"
+        shutil.copytree(archives, tmp_path / "warm" / "archives", copy_function=os.link)
+        one.installer = SandboxInstaller(
+            one.sandbox,
+            RuntimeCache(tmp_path / "warm", client_env={"PATH": "/nonexistent"}),
+            workdir=one.workdir,
+            roots=[str(tmp_path / "rt")],
+        )
+        program = Path(one.runtime["prefix"]) / "bin" / "inspan-h"
+        before = program.stat().st_ino
+        await one.seed()
+        assert program.stat().st_ino == before
+        program.write_text("#!/bin/sh\nexit 1\n")
+        await one.seed()
+        assert program.stat().st_size > 300_000_000
