@@ -56,6 +56,9 @@ class SandboxConfig:
         workdir: Absolute folder of the task inside.
         ttl_s: The sandbox ends by itself after so many seconds; "auto": after installation, run and ten
             minutes; null: never.
+        cpu: Most processors' time of all of it; null: no limit.
+        memory_mib: Most memory of all of it, in MiB; null: no limit.
+        pids: Most processes and threads in it; null: no limit.
     """
 
     workdir: AbsolutePath = "/workspace"
@@ -66,6 +69,9 @@ class SandboxConfig:
     labels: Mapping[str, str] = field(factory=dict)
     mounts: tuple[MountConfig, ...] = ()
     reach: tuple[Annotated[str, HttpUrl()], ...] = ()
+    cpu: float | None = None
+    memory_mib: Annotated[int, Whole(minimum=1)] | None = None
+    pids: Annotated[int, Whole(minimum=1)] | None = None
 
 
 @frozen(kw_only=True)

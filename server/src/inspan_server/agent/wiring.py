@@ -143,6 +143,9 @@ def _owned(config: AgentConfig) -> OwnedSandbox | None:
             Mount(source=each.source, target=each.target, read_only=each.read_only) for each in wanted.mounts
         ),
         reach=(*wanted.reach, *_loopback(config.model_server.base_url)),
+        cpu=wanted.cpu,
+        memory_mib=wanted.memory_mib,
+        pids=wanted.pids,
     )
     return OwnedSandbox(provider=config.sandbox_provider, spec=spec)
 
