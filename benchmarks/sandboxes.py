@@ -2,16 +2,19 @@
 
 Medians of N sandboxes, created one after the other: create to first exec, exec of `true`, upload of 10 MB,
 stop; then how much memory one takes, how fast a 300 MB file is uploaded, a forwarded GET and its throughput,
-and how many sandboxes are created in a second.
+and how many sandboxes are created in a second. Containers are measured on a private engine, beside the same
+steps by the engine's own command line, and without what needs a Python inside.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import socket
 import statistics
+import sys
 import tempfile
 import threading
 import time
@@ -23,7 +26,16 @@ import anyio
 
 from inspan_core.sandbox import Sandbox, SandboxProvider, SandboxSpec
 from inspan_runtime.providers.bubblewrap import BubblewrapProvider
+from inspan_runtime.providers.docker.engine import needed_limits
+from inspan_runtime.providers.docker.provider import DockerProvider
 from inspan_runtime.providers.local import LocalProvider
+from inspan_runtime.testing.private_engine import (
+    IMAGE,
+    NoEngine,
+    PrivateEngine,
+    private_docker,
+    private_podman,
+)
 
 PROVIDERS: dict[str, Callable[[dict[str, Any]], SandboxProvider]] = {
     "local": LocalProvider,
@@ -34,6 +46,9 @@ UPLOAD = os.urandom(10_000_000)
 BIG_FILE_BYTES = 300_000_000
 STREAM_BYTES = 200_000_000
 TOGETHER = 20
+CONTAINER_TARGET_MS_FACTOR = 1.3
+STEPS = ("create_to_first_exec_ms", "exec_ms", "upload_10_mb_ms", "stop_ms")
+ENGINES = {"docker": private_docker, "podman": private_podman}
 TARGETS_MS = {"create_to_first_exec_ms": 60.0, "exec_ms": 3.0, "upload_10_mb_ms": 40.0, "stop_ms": 20.0}
 FETCH = """
 import socket, sys, time
@@ -195,17 +210,91 @@ async def measure(name: str, count: int) -> dict[str, float]:
     return figures
 
 
+def by_hand(engine: PrivateEngine, folder: str, name: str) -> dict[str, float]:
+    """Measure the steps of one container by the engine's own command line."""
+    Path(folder, "file").write_bytes(UPLOAD)
+    limits = needed_limits() if engine.name == "podman" else []
+    times = [time.perf_counter()]
+    engine.run("run", "--detach", "--rm", f"--name={name}", "--network=none", *limits, IMAGE, "sleep", "600")
+    engine.run("exec", name, "true")
+    times.append(time.perf_counter())
+    engine.run("exec", name, "true")
+    times.append(time.perf_counter())
+    engine.run("cp", f"{folder}/file", f"{name}:/tmp/file")
+    times.append(time.perf_counter())
+    engine.run("rm", "--force", *(["--time=0"] if engine.name == "podman" else []), name)
+    times.append(time.perf_counter())
+    took = [(after - before) * 1000 for before, after in itertools.pairwise(times)]
+    return dict(zip(STEPS, took, strict=True))
+
+
+async def measure_containers(engine: PrivateEngine, count: int, agent: str) -> dict[str, float]:
+    """Return the figures of containers with (``always``) or without (``never``) the agent."""
+    with tempfile.TemporaryDirectory(prefix="inspan-benchmark-") as folder:
+        provider = DockerProvider(
+            {
+                "engine": engine.name,
+                "engine_options": list(engine.options),
+                "image": IMAGE,
+                "agent": agent,
+                "runtime_dir": f"{folder}/run",
+                "cache_dir": f"{folder}/interpreters",
+            }
+        )
+        spec = SandboxSpec(workdir="/task/work")
+        await (
+            await provider.create(spec, key="first")
+        ).stop()  # The interpreter is made once, with the first.
+        lives, hands = [], []
+        for number in range(count):  # In turns, so that both see the same machine.
+            lives.append(await one_life(provider, spec, f"benchmark {number}"))
+            hands.append(await anyio.to_thread.run_sync(by_hand, engine, folder, f"by-hand-{number}"))
+        figures = {what: statistics.median(life[what] for life in lives) for what in STEPS}
+        figures |= {f"by_hand_{what}": statistics.median(hand[what] for hand in hands) for what in STEPS}
+    return figures
+
+
+def measure_engine(name: str, count: int) -> dict[str, dict[str, float]]:
+    """Return the figures of one engine, with and without the agent; without an engine it says so."""
+    try:
+        with ENGINES[name]() as engine:
+            return {
+                f"{name} {what}": anyio.run(measure_containers, engine, count, agent)
+                for what, agent in (("with the agent", "always"), ("by exec", "never"))
+            }
+    except NoEngine as error:
+        print(f"{name}: LEFT OUT: {error}", file=sys.stderr)
+        return {}
+
+
+def print_containers(name: str, figures: dict[str, float], count: int) -> None:
+    """Print a table of containers."""
+    print(f"{name}: medians of {count}, load {os.getloadavg()[0]:.1f}")
+    for what in STEPS:
+        own, hand = figures[what], figures[f"by_hand_{what}"]
+        note = f"(by hand {hand:.0f}, target {hand * CONTAINER_TARGET_MS_FACTOR:.0f})"
+        print(f"  {what:26} {own:9.2f}  {note}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="How long sandboxes take.")
-    parser.add_argument("--provider", choices=sorted(PROVIDERS), action="append")
+    parser.add_argument("--provider", choices=sorted([*PROVIDERS, *ENGINES]), action="append")
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    found = {name: anyio.run(measure, name, options.count) for name in options.provider or sorted(PROVIDERS)}
+    found: dict[str, dict[str, float]] = {}
+    for name in options.provider or sorted([*PROVIDERS, "docker"]):
+        if name in ENGINES:
+            found |= measure_engine(name, options.count)
+        else:
+            found[name] = anyio.run(measure, name, options.count)
     if options.json:
         print(json.dumps(found))
         return
     for name, figures in found.items():
+        if name not in PROVIDERS:
+            print_containers(name, figures, options.count)
+            continue
         print(f"{name}: medians of {options.count}, load {os.getloadavg()[0]:.1f}")
         for what, value in figures.items():
             target = f"  (target {TARGETS_MS[what]:g})" if what in TARGETS_MS else ""

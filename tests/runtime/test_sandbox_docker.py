@@ -54,6 +54,10 @@ def make_provider(docker_engine, tmp_path, mounted_interpreters):
     assert docker_engine.names() == [], "a container was left"
 
 
+def inspected(engine, container):
+    return json.loads(engine.said("container", "inspect", container))[0]
+
+
 def spec(**changes):
     return SandboxSpec(**{"workdir": "/task", "ttl_s": 120.0, **changes})
 
@@ -98,7 +102,7 @@ async def test_isolation(make_provider, docker_engine, mode):
         assert (await sh(sandbox, "mount -t tmpfs none /tmp")).exit_code != 0
         assert (await sh(sandbox, "echo x >/run/inspan/door/x")).exit_code != 0
         assert (await sh(sandbox, "echo x >/run/inspan/base/x")).exit_code != 0
-        found = docker_engine.inspect(sandbox.sandbox_id)
+        found = inspected(docker_engine, sandbox.sandbox_id)
         assert found["HostConfig"]["Privileged"] is False
         assert "/var/run/docker.sock" not in json.dumps(found["Mounts"])
 
@@ -107,7 +111,7 @@ async def test_variables_are_not_shown_to_the_engine(make_provider, docker_engin
     """With the agent they go past it: whoever may list containers does not read secrets."""
     async with opened(make_provider(), functools.partial(spec, env={"TOKEN": "hidden"})) as sandbox:
         assert await out(sandbox, 'echo "$TOKEN"') == b"hidden\n"
-        assert "hidden" not in json.dumps(docker_engine.inspect(sandbox.sandbox_id))
+        assert "hidden" not in json.dumps(inspected(docker_engine, sandbox.sandbox_id))
 
 
 async def test_container_is_labelled(make_provider, docker_engine):
@@ -121,7 +125,7 @@ async def test_container_is_labelled(make_provider, docker_engine):
 async def test_limits_are_the_engines(make_provider, docker_engine, mode):
     limited = functools.partial(spec, cpu=0.5, memory_mib=64, pids=32)
     async with opened(make_provider(agent=mode), limited) as sandbox:
-        found = docker_engine.inspect(sandbox.sandbox_id)["HostConfig"]
+        found = inspected(docker_engine, sandbox.sandbox_id)["HostConfig"]
         assert (found["NanoCpus"], found["Memory"], found["MemorySwap"], found["PidsLimit"]) == (
             500_000_000,
             64 * 2**20,
@@ -191,8 +195,9 @@ async def test_named_network(make_provider, docker_engine):
         provider = make_provider(network="inspan-test")
         async with opened(provider, spec) as first, opened(provider, spec) as second:
             await out(first, "mkdir -p /www; echo other >/www/x; httpd -p 8000 -h /www")
-            inspected = docker_engine.inspect(first.sandbox_id)
-            address = inspected["NetworkSettings"]["Networks"]["inspan-test"]["IPAddress"]
+            address = inspected(docker_engine, first.sandbox_id)["NetworkSettings"]["Networks"][
+                "inspan-test"
+            ]["IPAddress"]
             assert await out(second, f"wget -q -O - http://{address}:8000/x") == b"other\n"
     finally:
         docker_engine.run("network", "rm", "inspan-test", check=False)
@@ -203,7 +208,7 @@ async def test_image_is_what_its_name_means_now(make_provider, docker_engine):
     image_id = docker_engine.said("image", "inspect", "--format={{.Id}}", IMAGE)
     async with opened(make_provider(), functools.partial(spec, image=image_id)) as sandbox:
         assert sandbox.descriptor["image"] == image_id
-        assert docker_engine.inspect(sandbox.sandbox_id)["Image"] == image_id
+        assert inspected(docker_engine, sandbox.sandbox_id)["Image"] == image_id
 
 
 async def test_missing_image_is_named(make_provider):
