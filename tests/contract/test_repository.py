@@ -83,7 +83,14 @@ def test_every_module_says_what_it_is(modules):
 def test_all_distributions_share_one_version_and_pin_each_other(projects):
     tables = [tomllib.loads(path.read_text())["project"] for path in projects]
     names = {table["name"] for table in tables}
-    assert names >= {"inspan-core", "inspan-supervisor", "inspan-server", "inspan-echo", "inspan-pi", "inspan-codex"}
+    assert names >= {
+        "inspan-core",
+        "inspan-supervisor",
+        "inspan-server",
+        "inspan-echo",
+        "inspan-pi",
+        "inspan-codex",
+    }
     (version,) = {table["version"] for table in tables}
     for table in tables:
         for requirement in requirements_of(table):

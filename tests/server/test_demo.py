@@ -233,7 +233,9 @@ def test_another_harness_is_one_changed_word(machine):
     value = json.loads(out)
     assert (value["reward"], value["healthy"], value["outcome"]) == (1, True, "completed")
     assert value["versions"]["harness"]["name"] == "codex"
-    assert [(call["route"], call["streamed"]) for call in value["model_calls"]] == [("/v1/responses", True)] * 4
+    assert [(call["route"], call["streamed"]) for call in value["model_calls"]] == [
+        ("/v1/responses", True)
+    ] * 4
     records = value["agent_observations"]["records"]
     tools = [(each["tool_name"], each["status"]) for each in records if each["kind"] == "tool_call"]
     assert tools == [("exec_command", "completed")] * 3

@@ -95,7 +95,9 @@ def test_a_command_that_was_still_running_is_not_called_complete(run_of):
     parsed = parse(run_of("slow"))
     assert parsed.outcome is Outcome.COMPLETED
     assert "Process running with session ID" in parsed.response["output"][1]["output"]
-    assert [t.status for t in tools(parsed)] == ["incomplete"]
+    assert [t.status for t in tools(parsed)] == ["failed"]
+    unnoted = with_thread(run_of("slow"), lambda data: data.replace(b'"status": "failed"', b'"status": 0'))
+    assert [t.status for t in tools(parse(unnoted))] == ["incomplete"]
 
 
 def test_a_history_is_not_part_of_the_run(run_of):
