@@ -16,7 +16,6 @@ from inspan_runtime.driver import SessionDriver
 from inspan_runtime.testing.fuzz import Found, fuzz_lifecycle
 
 EXAMPLES = 2000
-SEEDS = {"default": (7,), "full": (1, 2, 3)}
 
 
 async def takes_the_end_of_the_exec_for_the_end_of_the_run(sandbox, session_dir, **_):
@@ -36,7 +35,7 @@ class LooksThenLaunches(SessionDriver):
 
     async def _launch_as_well(self):
         with anyio.move_on_after(60.0):
-            while not self.session.run.launched:  # noqa: ASYNC110
+            while not self.session.run.launched:
                 await anyio.sleep(0.1)
             await self._performs.perform(Launch(number=0, timeout_s=60.0, run_timeout_s=30.0))
 
@@ -111,7 +110,6 @@ def hunt(race, monkeypatch, *, seed, shrinks):
     with pytest.raises(Found) as raised:
         fuzz_lifecycle(examples=EXAMPLES, seed=seed, shrinks=shrinks)
     found = raised.value
-    print(f"{race}: example {found.examples} (seed {seed})")
     assert found.rule in rules
     return found
 

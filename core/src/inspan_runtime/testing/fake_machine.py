@@ -74,9 +74,7 @@ class FakeMachine:
     def below(self, folder: str) -> dict[str, bytes]:
         """The files of a folder by their names in it."""
         start = folder + "/"
-        return {
-            name[len(start) :]: file.data for name, file in self.files.items() if name.startswith(start)
-        }
+        return {name[len(start) :]: file.data for name, file in self.files.items() if name.startswith(start)}
 
     def lives(self, pid: int) -> bool:
         """Whether a supervisor by that pid lives."""

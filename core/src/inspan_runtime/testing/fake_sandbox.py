@@ -1,122 +1,30 @@
-"""A sandbox provider in memory, verified by the same checks as the real ones, with faults on demand.
+"""A sandbox in memory, as one who is connected to it sees it: deadlines, cancellation, errors.
 
-Every call is an interleaving point before its effect and after it. What a call does is in `FakeMachine` and
-`FakeSupervisor`; here is how a client sees it: connections, deadlines, cancellation, errors.
+Commands are in `fake_commands`, what it holds in `FakeMachine`, what runs in it in `FakeSupervisor`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from pathlib import PurePosixPath
-from typing import Any, NoReturn, TypeVar
+from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
 import anyio
-import anyio.lowlevel
 
-from inspan_core.errors import (
-    ConfigError,
-    ExecTimeout,
-    MountConflict,
-    SandboxConnectError,
-    SandboxCreateError,
-    SandboxGone,
-    SandboxTransportError,
-    TooLarge,
-    UnsafePath,
-)
-from inspan_core.sandbox import (
-    DEFAULT_OUTPUT_LIMIT_BYTES,
-    Descriptor,
-    ExecResult,
-    FileContent,
-    Sandbox,
-    SandboxSpec,
-)
+from inspan_core.errors import ExecTimeout, SandboxGone, TooLarge, UnsafePath
+from inspan_core.sandbox import DEFAULT_OUTPUT_LIMIT_BYTES, Descriptor, ExecResult, FileContent
+from inspan_runtime.testing.fake_calls import Caller
 from inspan_runtime.testing.fake_commands import LookCommand, kind_of, retire, run_plain
 from inspan_runtime.testing.fake_machine import FakeMachine
 from inspan_runtime.testing.fake_supervisor import FakeSupervisor
 from inspan_runtime.testing.fake_world import FakeWorld
-from inspan_runtime.testing.faults import CallKind, FaultKind
+from inspan_runtime.testing.faults import CallKind
 
 T = TypeVar("T")
 KIND = "fake"
 
 
-class _Caller:
-    """Whoever calls into the world on behalf of one server."""
-
-    def __init__(self, world: FakeWorld, generation: int) -> None:
-        self.world = world
-        self.generation = generation
-
-    def _alive(self) -> None:
-        """Called before each effect: what a killed server still does reaches nobody."""
-        if self.generation != self.world.generation:
-            raise SandboxTransportError("this server was killed")
-
-    async def _call(
-        self,
-        kind: CallKind,
-        about: str,
-        effect: Callable[[], Awaitable[T]],
-        *,
-        machine: FakeMachine | None = None,
-        late: Callable[[], object] | None = None,
-        half: Callable[[], object] | None = None,
-    ) -> T:
-        """Travel, suffer the planned fault, have the effect.
-
-        Args:
-            late: The effect, for when nobody waits for it any more.
-            half: A part of the effect.
-        """
-        self._alive()
-        fault = self.world.begin(kind, about).fault
-        await self._travel(self.world.latency_s)
-        kind_of_fault, delay_s = (None, 0.0) if fault is None else (fault.effective, fault.delay_s)
-        if kind_of_fault is FaultKind.GONE and machine is not None:
-            machine.end()
-        if kind_of_fault is FaultKind.HANG:
-            await self._hang()
-        if kind_of_fault in (FaultKind.SLOW, FaultKind.ERROR_BEFORE):
-            await self._travel(delay_s)
-        if kind_of_fault is FaultKind.ERROR_BEFORE:
-            self._fail(about)
-        if kind_of_fault is FaultKind.REFUSED:
-            raise SandboxCreateError(f"no room for {about}")
-        if machine is not None and not machine.is_alive:
-            raise SandboxGone(f"sandbox {machine.sandbox_id} no longer exists")
-        if kind_of_fault is FaultKind.ERROR_THEN_EFFECT and late is not None:
-            self.world.clock.later(delay_s, late)
-            self._fail(about)
-        if kind_of_fault is FaultKind.PARTIAL and half is not None:
-            half()
-            self._fail(about)
-        result = await effect()
-        if kind_of_fault is FaultKind.ERROR_AFTER:
-            await self._travel(delay_s)
-            self._fail(about)
-        if kind_of_fault is FaultKind.LOST_ANSWER:
-            await self._hang()
-        await self._travel(0.0)
-        return result
-
-    async def _travel(self, seconds: float) -> None:
-        if seconds:
-            await anyio.sleep(seconds)
-        else:
-            await anyio.lowlevel.checkpoint()
-        self._alive()
-
-    async def _hang(self) -> NoReturn:
-        await anyio.sleep_forever()
-        raise AssertionError  # it never wakes
-
-    def _fail(self, about: str) -> NoReturn:
-        raise SandboxTransportError(f"the connection broke: {about}")
-
-
-class FakeSandbox(_Caller):
+class FakeSandbox(Caller):
     """A connection to a fake sandbox; implements `inspan_core.sandbox.Sandbox`."""
 
     def __init__(self, world: FakeWorld, machine: FakeMachine, generation: int) -> None:
@@ -273,9 +181,7 @@ class FakeSandbox(_Caller):
         self, path: str, source: str, *, mode: int = 0o644, timeout_s: float = 600.0
     ) -> None:
         """Like `upload`, from a file of the host."""
-        with open(source, "rb") as file:
-            data = file.read()
-        await self.upload(path, data, mode=mode, timeout_s=timeout_s)
+        await self.upload(path, _host_file(source), mode=mode, timeout_s=timeout_s)
 
     async def download(
         self, path: str, *, limit_bytes: int, tail: bool = False, timeout_s: float = 60.0
@@ -321,101 +227,6 @@ class FakeSandbox(_Caller):
         await self._call(CallKind.STOP, self.sandbox_id, effect)
 
 
-class FakeProvider(_Caller):
-    """A client of the fake provider; implements `inspan_core.sandbox.SandboxProvider`.
-
-    Args:
-        world: Where its sandboxes are.
-        generation: Whose client it is; that of the server that lives by default.
-    """
-
-    def __init__(self, world: FakeWorld, generation: int | None = None) -> None:
-        super().__init__(world, world.generation if generation is None else generation)
-        self._opened: list[FakeSandbox] = []
-        if self.generation == world.generation:
-            world.clients.add(self)
-
-    @property
-    def name(self) -> str:
-        """The kind."""
-        return KIND
-
-    def _connection(self, machine: FakeMachine) -> Sandbox:
-        connection = FakeSandbox(self.world, machine, self.generation)
-        self._opened.append(connection)
-        return connection
-
-    async def create(self, spec: SandboxSpec, *, key: str, timeout_s: float = 60.0) -> Sandbox:
-        """Make the one sandbox of a key."""
-        _check_spec(spec)
-        made: list[FakeMachine] = []
-
-        async def effect() -> FakeMachine:
-            made.append(self.world.create(key, spec))
-            return made[0]
-
-        try:
-            return self._connection(await self._call(CallKind.CREATE, key, effect))
-        except anyio.get_cancelled_exc_class():
-            if self.generation == self.world.generation:
-                for machine in made:
-                    machine.end()  # A create that is cancelled leaves nothing.
-            raise
-
-    async def connect(self, descriptor: Descriptor, *, timeout_s: float = 30.0) -> Sandbox:
-        """Reach a sandbox."""
-        if descriptor.get("provider") != KIND or not isinstance(descriptor.get("sandbox_id"), str):
-            raise SandboxConnectError(f"{dict(descriptor)}: no descriptor of the fake provider")
-        machine = self.world.machines.get(descriptor["sandbox_id"])
-        if machine is None:
-            raise SandboxGone(f"sandbox {descriptor['sandbox_id']} never was")
-
-        async def effect() -> None:
-            """There is nothing to do but to be there."""
-
-        await self._call(CallKind.CONNECT, machine.sandbox_id, effect, machine=machine)
-        return self._connection(machine)
-
-    async def stop(self, key: str, *, timeout_s: float = 30.0) -> None:
-        """End the sandbox of a key; none is success."""
-
-        async def effect() -> None:
-            for machine in self.world.alive(key):
-                self.world.stop(machine)
-
-        await self._call(CallKind.STOP, key, effect)
-
-    async def list(self, labels: Mapping[str, str]) -> list[Descriptor]:
-        """The sandboxes that were made here and carry all labels."""
-        await self._travel(0.0)
-        return [
-            {"provider": KIND, "sandbox_id": machine.sandbox_id}
-            for machine in self.world.machines.values()
-            if machine.is_alive and machine.key is not None and labels.items() <= machine.spec.labels.items()
-        ]
-
-    async def aclose(self) -> None:
-        """Drop this client and its connections."""
-
-        async def effect() -> None:
-            self.world.clients.discard(self)
-            self.world.connections.difference_update(self._opened)
-
-        await self._call(CallKind.CLOSE_CLIENT, "", effect)
-
-
-def _check_spec(spec: SandboxSpec) -> None:
-    if not spec.workdir.startswith("/"):
-        raise ConfigError(f"workdir {spec.workdir!r}: expected an absolute path")
-    if spec.ttl_s is not None and spec.ttl_s <= 0:
-        raise ConfigError(f"ttl_s {spec.ttl_s}: expected seconds above 0")
-    if any("127.0.0.1" not in url for url in spec.reach):
-        raise ConfigError(f"reach {spec.reach}: expected URLs of the loopback")
-    if spec.mounts:
-        raise MountConflict("a fake sandbox has no mounts")
-
-
-def fake_factory(world: FakeWorld) -> Callable[[], Any]:
-    """What a service takes as a provider factory: its clients are of the server that lives now."""
-    generation = world.generation
-    return lambda: FakeProvider(world, generation)
+def _host_file(path: str) -> bytes:
+    # Inline: the loop of a fake has no threads.
+    return Path(path).read_bytes()

@@ -21,6 +21,7 @@ from inspan_supervisor import (
     RECEIPT_FILE,
     RETIRED_SUFFIX,
     STOP_FILE,
+    SUPERVISOR_FILE,
 )
 
 REFUSED = 125
@@ -160,6 +161,10 @@ class FakeSupervisor:
         self.machine.change()
 
     def _check(self) -> None:
+        if not self.has(SUPERVISOR_FILE):
+            self.complaint = f"FileNotFoundError: {self.path(SUPERVISOR_FILE)}\n"
+            self._exit(1)
+            return
         reason = self._fenced()
         command = self.machine.files.get(self.path(COMMAND_FILE))
         if reason is None and self.has(CLAIM_FILE):
@@ -243,19 +248,28 @@ class FakeSupervisor:
 
     def _stopped(self, timed_out: bool) -> None:
         if not self.plan.is_proven:
-            self._conclude(False, None, f"the harness (pid {self.pid + 1}) does not die of SIGKILL", timed_out)
+            self._conclude(
+                False, None, f"the harness (pid {self.pid + 1}) does not die of SIGKILL", timed_out
+            )
             return
         # One that ended by itself before the signal keeps its own code.
         code = self.plan.return_code if not self.harness_lives else (-15 if self.plan.heeds_term else -9)
         self.harness_lives = False
         self._conclude(True, code, None, timed_out)
 
-    def _conclude(self, confirmed: bool, code: int | None, error: str | None, timed_out: bool = False) -> None:
+    def _conclude(
+        self, confirmed: bool, code: int | None, error: str | None, timed_out: bool = False
+    ) -> None:
         if self._retired and not self.machine.exists(self.folder):
             self._exit(REFUSED)  # Nowhere to leave it.
             return
         report: dict[str, list[object]] = {"killed": [], "preserved": [], "unfinished": []}
-        receipt = {"cleanup_confirmed": confirmed, "return_code": code, "error": error, "timed_out": timed_out}
+        receipt = {
+            "cleanup_confirmed": confirmed,
+            "return_code": code,
+            "error": error,
+            "timed_out": timed_out,
+        }
         self.machine.write(self.path(PROCESSES_FILE), json.dumps(report).encode())
         self._watches = False
         self.machine.write(self.path(RECEIPT_FILE), json.dumps(receipt).encode())

@@ -196,7 +196,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0: nothing was found; 1: a promise was broken.
     """
-    parser = argparse.ArgumentParser(prog="python -m inspan_runtime.testing.fuzz", description="Fuzz sessions.")
+    parser = argparse.ArgumentParser(
+        prog="python -m inspan_runtime.testing.fuzz", description="Fuzz sessions."
+    )
     parser.add_argument("--seed", type=int, help="play what was played before")
     parser.add_argument("--examples", type=int, default=DEFAULT_EXAMPLES, help="scenarios to play")
     parser.add_argument("--no-kills", action="store_true", help="the server never dies")

@@ -61,7 +61,9 @@ class Subject:
                 self.has_cookie = self.has_cookie or answer.status == 200
                 return answer
             case Ask.ACTIVATE | Ask.OTHER_ACTIVATE:
-                request = self.request if ask is Ask.ACTIVATE else {**self.request, "metadata": {"other": "1"}}
+                request = (
+                    self.request if ask is Ask.ACTIVATE else {**self.request, "metadata": {"other": "1"}}
+                )
                 session = self.name if self.has_cookie else None
                 return await service.activate(
                     self.episode.capture_key, False, request, ask.value, session, cookie
@@ -103,7 +105,9 @@ class Client:
         answer = await self.subject.ask(service, ask)
         self.asking = None
         detail = f" ({answer.body['detail']})" if "detail" in answer.body else ""
-        self.world.say(f"{self.who} is told: {ask.value} {self.subject.name} -> {answer.status}{detail}"[:300])
+        self.world.say(
+            f"{self.who} is told: {ask.value} {self.subject.name} -> {answer.status}{detail}"[:300]
+        )
         self.witness.answered(self.subject.name, ask, answer)
         return answer
 

@@ -25,15 +25,16 @@ from inspan_runtime.perform import Supervision
 from inspan_runtime.service import AgentService
 from inspan_runtime.service_settings import ServiceSettings
 from inspan_runtime.testing.fake_commands import Answerer
-from inspan_runtime.testing.fake_sandbox import KIND, fake_factory
+from inspan_runtime.testing.fake_provider import fake_factory
+from inspan_runtime.testing.fake_sandbox import KIND
 from inspan_runtime.testing.fake_supervisor import Program
 from inspan_runtime.testing.fake_world import Broken, FakeWorld
 from inspan_runtime.testing.fuzz_clients import MainClient, Subject, Visitor
 from inspan_runtime.testing.fuzz_witness import Lookout, Witness
 from inspan_runtime.testing.memory_journal import MemoryJournal
 from inspan_runtime.testing.scenarios import Ask, Scenario
-from inspan_runtime.testing.schedules import Scheduler
 from inspan_runtime.testing.scheduler import SteppedLoop, Stuck
+from inspan_runtime.testing.schedules import Scheduler
 
 NOT_WELL = "a run that could end well did not"
 WORKDIR = "/work"
@@ -177,7 +178,10 @@ class _Play:
             machine = self.world.supply(f"supplied-{name}", SandboxSpec(workdir=WORKDIR, ttl_s=None))
             descriptor = {"provider": KIND, "sandbox_id": machine.sandbox_id}
             access = SandboxAccess(
-                connection=DirectSandboxConnection(kind="direct", provider_config_ref=KIND, descriptor=descriptor), workdir=WORKDIR
+                connection=DirectSandboxConnection(
+                    kind="direct", provider_config_ref=KIND, descriptor=descriptor
+                ),
+                workdir=WORKDIR,
             )
         return Subject(name, access, trial.request)
 
@@ -211,9 +215,7 @@ class _Play:
         self.world.forget_waiters()
         for client in self.clients:
             client.asked.clear()
-        self.loop = SteppedLoop(
-            self.world.clock, self.choose, until_s=self.world.clock.now + PATIENCE_S
-        )
+        self.loop = SteppedLoop(self.world.clock, self.choose, until_s=self.world.clock.now + PATIENCE_S)
         self.loop.run_until_complete(self._serve())
         if self.was_killed:
             self.loop.drain()
@@ -242,7 +244,7 @@ class _Play:
                     for client in self.clients:
                         mains.start_soon(client.live, service)
                 # Whoever still waits for its turn need not come any more; who asked is still to be answered.
-                while any(each.asking is not None for each in self.visitors):
+                while any(each.asking is not None for each in self.visitors):  # noqa: ASYNC110  # virtual
                     await anyio.sleep(1.0)
                 group.cancel_scope.cancel()
             self._check_the_activation()
@@ -319,7 +321,6 @@ class _Play:
             self.world.breaks("something is left", line)
         if self.journal.names:
             self.world.breaks("something is left", f"in the journal: {', '.join(self.journal.names)}")
-
 
 
 @contextmanager

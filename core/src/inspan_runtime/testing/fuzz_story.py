@@ -19,7 +19,11 @@ def tell(scenario: Scenario, verdict: Verdict) -> str:
     lines += ["", "The scenario:", *(f"  {line}" for line in _outline(scenario)), "", "What happened:"]
     log = [f"{at:10.3f}  {line}" for at, line in verdict.log]
     if len(log) > LINES_LIMIT:
-        log = [*log[: LINES_LIMIT // 2], f"      ...   {len(log) - LINES_LIMIT} lines", *log[-LINES_LIMIT // 2 :]]
+        log = [
+            *log[: LINES_LIMIT // 2],
+            f"      ...   {len(log) - LINES_LIMIT} lines",
+            *log[-LINES_LIMIT // 2 :],
+        ]
     return FOLDER.sub("~", "\n".join([*lines, *log]))
 
 
@@ -49,7 +53,9 @@ def _outline(scenario: Scenario) -> Iterator[str]:
 
 def _manners(plan: HarnessPlan) -> str:
     words = [f"runs {plan.runs_s:g} s", f"exits {plan.return_code}"]
-    words += [f"its supervisor takes {plan.loads_s:g} s to start"] if plan.loads_s != HarnessPlan().loads_s else []
+    words += (
+        [f"its supervisor takes {plan.loads_s:g} s to start"] if plan.loads_s != HarnessPlan().loads_s else []
+    )
     words += [] if plan.heeds_term else ["ignores SIGTERM"]
     words += [] if plan.is_proven else ["cannot be proven stopped"]
     words += [] if plan.dies_after_s is None else [f"its supervisor is killed after {plan.dies_after_s:g} s"]

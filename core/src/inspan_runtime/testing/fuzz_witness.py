@@ -183,7 +183,8 @@ class Witness:
         told = [each for each in seen.answers[ask] if not _is_refusal(each)]
         if any(each != told[0] for each in told):
             self.world.breaks(
-                "identical activations were answered differently", f"{session}: {_short(told[0])}, {_short(answer)}"
+                "identical activations were answered differently",
+                f"{session}: {_short(told[0])}, {_short(answer)}",
             )
         if answer.status == 200 and not seen.collections:
             self.world.breaks("an activation was answered 200 without a collection", session)
@@ -197,10 +198,14 @@ class Witness:
             if each.key is not None and each.key.startswith(f"{session}.") and each.is_alive
         ]
         if alive:
-            self.world.breaks("a close was answered while its sandbox lives", f"{session}: {alive[0].sandbox_id}")
+            self.world.breaks(
+                "a close was answered while its sandbox lives", f"{session}: {alive[0].sandbox_id}"
+            )
         machine = self.machine_of(seen.folder)
         if machine is not None and machine.key is None:
-            self.world.breaks("a close was answered while session files lie there", f"{session}: {seen.folder}")
+            self.world.breaks(
+                "a close was answered while session files lie there", f"{session}: {seen.folder}"
+            )
 
     def check_sandboxes(self) -> None:
         """At most one sandbox of a session lives."""
@@ -242,7 +247,7 @@ class Witness:
         )
 
     def _unclosable(self, scenario: Scenario) -> int:
-        """How many clients may stay open: closing one fails after it reached nothing, and nobody tries again."""
+        """How many clients may stay open: one that reached nothing is closed once, which may fail."""
         reaching = (CallKind.CREATE, CallKind.CONNECT)
         struck = any(call.kind in reaching for call in self.world.hits)
         if not (struck or scenario.kills or any(visit.ask is Ask.CLOSE for visit in scenario.visits)):

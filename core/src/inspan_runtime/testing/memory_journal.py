@@ -72,6 +72,8 @@ class MemoryJournal:
     def load(self) -> Iterator[StoredSession]:
         """All sessions, in the order of their first events."""
         for name, kept in list(self._sessions.items()):
+            if self._cut_off:
+                return
             if not kept.events:
                 # A content without an event was kept for a session that never was.
                 del self._sessions[name]

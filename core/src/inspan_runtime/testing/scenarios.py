@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from attrs import frozen
+from attrs import field, frozen
 from hypothesis import strategies as st
 
 from inspan_runtime.testing.fake_supervisor import HarnessPlan
@@ -62,14 +62,14 @@ class Scenario:
     """
 
     owned: bool = False
-    harness: HarnessPlan = HarnessPlan()
+    harness: HarnessPlan = field(factory=HarnessPlan)
     visits: tuple[Visit, ...] = ()
     faults: tuple[Fault, ...] = ()
     kills: tuple[int, ...] = ()
     latency_s: float = 0.01
     thinks_s: float = 0.0
     neighbour: bool = False
-    schedule: Schedule = Schedule()
+    schedule: Schedule = field(factory=Schedule)
 
 
 def _tuples(one: st.SearchStrategy[object], most: int) -> st.SearchStrategy[tuple[object, ...]]:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextvars import Context
 from inspect import CORO_CREATED, getcoroutinestate
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from inspan_runtime.testing.clock import VirtualClock
 
@@ -44,8 +44,8 @@ def task_of(handle: asyncio.Handle) -> asyncio.Task[Any] | None:
     return owner if isinstance(owner, asyncio.Task) else None
 
 
-class SteppedLoop(asyncio.AbstractEventLoop):
-    """See the top of this page.
+class SteppedLoop:
+    """See the top of this page. It has what tasks, futures and anyio ask of a loop, and no more.
 
     Args:
         clock: Its time, which may outlive the loop.
@@ -96,7 +96,7 @@ class SteppedLoop(asyncio.AbstractEventLoop):
                 # One that has not begun has nothing to clean up; it begins, and is cancelled then.
                 begun = {
                     task
-                    for task in asyncio.all_tasks(self) - cancelled
+                    for task in asyncio.all_tasks(self._as_loop) - cancelled
                     if getcoroutinestate(task.get_coro()) != CORO_CREATED  # type: ignore[arg-type]
                 }
                 for task in begun:
@@ -129,7 +129,7 @@ class SteppedLoop(asyncio.AbstractEventLoop):
         if self._running or events._get_running_loop() is not None:
             raise RuntimeError("another event loop is running in this thread")
         self._running = True
-        events._set_running_loop(self)
+        events._set_running_loop(self._as_loop)
 
     def _leave(self) -> None:
         self._running = False
@@ -149,8 +149,8 @@ class SteppedLoop(asyncio.AbstractEventLoop):
             if len(steps) > 1:
                 handle = steps[self.choose(steps)]
             self._ready.remove(handle)
-        if not handle._cancelled:  # type: ignore[attr-defined]
-            handle._run()  # type: ignore[attr-defined]
+        if not handle._cancelled:
+            handle._run()
 
     def _advance(self) -> None:
         self._callbacks_in_a_row = 0
@@ -172,6 +172,10 @@ class SteppedLoop(asyncio.AbstractEventLoop):
 
     # --- what asyncio and anyio ask of a loop ----------------------------------------------------
 
+    @property
+    def _as_loop(self) -> asyncio.AbstractEventLoop:
+        return cast(asyncio.AbstractEventLoop, self)
+
     def _enqueue(self, handle: asyncio.Handle) -> None:
         self._ready.append(handle)
 
@@ -183,7 +187,7 @@ class SteppedLoop(asyncio.AbstractEventLoop):
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
         """Have a callback run in this very moment of virtual time."""
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = asyncio.Handle(callback, args, self._as_loop, context)
         self._enqueue(handle)
         return handle
 
@@ -197,19 +201,25 @@ class SteppedLoop(asyncio.AbstractEventLoop):
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """Have a callback run at a virtual time."""
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        timer = asyncio.TimerHandle(when, callback, args, self._as_loop, context)
         heapq.heappush(self._timers, (when, next(self._order), timer))
         return timer
 
     def create_future(self) -> asyncio.Future[Any]:
         """Make a future of this loop."""
-        return asyncio.Future(loop=self)
+        return asyncio.Future(loop=self._as_loop)
 
-    def create_task(  # type: ignore[override]
-        self, coro: Coroutine[Any, Any, T] | Generator[Any, None, T], *, name: object = None, context: Any = None
+    def create_task(
+        self,
+        coro: Coroutine[Any, Any, T] | Generator[Any, None, T],
+        *,
+        name: object = None,
+        context: Any = None,
     ) -> asyncio.Task[T]:
         """Make a task of this loop."""
-        return asyncio.Task(coro, loop=self, name=None if name is None else str(name), context=context)
+        return asyncio.Task(
+            coro, loop=self._as_loop, name=None if name is None else str(name), context=context
+        )
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Keep what nobody caught in `troubles`."""
