@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHON
 
-.PHONY: help setup demo test test-full lint types format dist bench constraints clean
+.PHONY: help setup demo test test-full lint types format docs dist bench constraints clean
 
 help:
 	@echo "make demo       set up, then one real episode of a real harness in a sandbox, verified"
@@ -11,6 +11,7 @@ help:
 	@echo "make test-full  all tests: every cell and mutant"
 	@echo "make lint types ruff; mypy strict"
 	@echo "make format     let ruff format the code"
+	@echo "make docs       write the pages that are made from the machine's tables"
 	@echo "make dist       wheels of all distributions in dist/"
 	@echo "make bench      the measured figures of the README"
 	@echo "make clean      remove .venv, caches and runs"
@@ -37,6 +38,9 @@ types: setup
 format: setup
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+
+docs: setup
+	@$(BIN)/python docs/generate.py
 
 dist: setup
 	@rm -rf dist

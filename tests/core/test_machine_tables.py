@@ -136,7 +136,7 @@ def test_the_page_has_a_line_for_every_rung_and_every_lesson() -> None:
     assert len(lessons) == sum(len(lessons) for lessons in LEARN.values()) + 2
 
 
-@pytest.mark.parametrize(("form", "made"), [("mermaid", diagram.mermaid), ("table", diagram.markdown)])
+@pytest.mark.parametrize(("form", "made"), list(diagram.FORMATS.items()))
 def test_the_command_shows_what_the_library_makes(form: str, made: object) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "inspan_core", "show", "--format", form],

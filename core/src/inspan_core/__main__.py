@@ -1,7 +1,7 @@
 """``python -m inspan_core``: check the machine by exploring it, or show its tables.
 
 check [--json] [--waiters N]            explore everything; exit 1 when a promise is broken
-show [--format table|mermaid]           the tables as a page, or the session's phases as a diagram
+show [--format table|mermaid|dot|svg]   the tables as a page, or the session's phases as a diagram
 """
 
 import argparse
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = _parser().parse_args(argv)
     if arguments.verb == "show":
-        sys.stdout.write(diagram.mermaid() if arguments.format == "mermaid" else diagram.markdown())
+        sys.stdout.write(diagram.FORMATS[arguments.format]())
         return 0
     begun = time.monotonic()
     report = explore(waiters=arguments.waiters)
@@ -43,7 +43,9 @@ def _parser() -> argparse.ArgumentParser:
         "--waiters", type=_waiters, default=2, metavar="N", help="clients of a kind that wait at once (2)"
     )
     show = verbs.add_parser("show", help="print the machine's tables")
-    show.add_argument("--format", choices=("table", "mermaid"), default="table", help="a page, or a diagram")
+    show.add_argument(
+        "--format", choices=tuple(diagram.FORMATS), default="table", help="a page, or a diagram"
+    )
     return parser
 
 

@@ -1,7 +1,8 @@
 """Pictures and pages of the machine, made from its tables and from nothing else."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
+from inspan_core.diagram_svg import svg as _svg
 from inspan_core.events import NOTICE_TYPES, REQUEST_TYPES, Signal
 from inspan_core.rules import Ignored, Refused, Row, Rule, Rung
 from inspan_core.session import Phase, RunPhase
@@ -25,6 +26,45 @@ def mermaid() -> str:
     lines = ["stateDiagram-v2", f"    [*] --> {Phase.NEW.value}"]
     lines.extend(f"    {start} --> {end}: {', '.join(names)}" for start, end, names in _arrows())
     return "\n".join(lines) + "\n"
+
+
+def dot() -> str:
+    """Draw the session's phases as a graph for Graphviz.
+
+    Returns:
+        A whole ``digraph``, with a final newline.
+    """
+    lines = ["digraph session {", "    rankdir=TB", "    node [shape=box, style=rounded]"]
+    lines.append(f'    start [shape=point, label=""]\n    start -> {Phase.NEW.value}')
+    lines.extend(f'    {start} -> {end} [label="{_lines(names)}"]' for start, end, names in _arrows())
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+def _lines(names: list[str]) -> str:
+    return "\\n".join(names)
+
+
+def svg() -> str:
+    """Draw the session's phases as a picture.
+
+    Returns:
+        A whole SVG document, with a final newline.
+    """
+    return _svg([phase.value for phase in SESSION], list(_arrows()))
+
+
+def page() -> str:
+    """Write the documentation's page of the machine: the diagram, which lies beside it, and the tables.
+
+    Returns:
+        Markdown, with a final newline.
+    """
+    return (
+        "# The session machine\n\n"
+        "Made from the tables in `inspan_core.tables` by `make docs`; that file explains them. Rows for signals "
+        "that cannot come in a phase are left out.\n\n"
+        f"![The phases of a session](machine.svg)\n\n{markdown()}"
+    )
 
 
 def _arrows() -> Iterator[tuple[str, str, list[str]]]:
@@ -100,3 +140,7 @@ def _learn_page() -> Iterator[str]:
 
 def _fact(value: object) -> str:
     return str(getattr(value, "value", value)).lower()
+
+
+FORMATS: Mapping[str, Callable[[], str]] = {"table": markdown, "mermaid": mermaid, "dot": dot, "svg": svg}
+"""What `inspan machine show --format` prints, by name."""

@@ -150,7 +150,8 @@ def _add_machine(verbs: Verbs) -> None:
     machine = verbs.add_parser("machine", help="the session machine: show its tables, check its invariants")
     actions = machine.add_subparsers(dest="action", required=True, metavar="ACTION")
     show = actions.add_parser("show", help="print the machine's tables, or a diagram made from them")
-    show.add_argument("--format", choices=("table", "mermaid"), default="table", help="a page, or a diagram")
+    formats = ("table", "mermaid", "dot", "svg")
+    show.add_argument("--format", choices=formats, default="table", help="a page, or a diagram")
     check = actions.add_parser("check", help="walk every reachable state and hold the invariants")
     check.add_argument("--json", action="store_true", help="print one JSON object")
     check.add_argument(
