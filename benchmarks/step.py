@@ -4,7 +4,7 @@
     python benchmarks/step.py --with-others    installs the others into a throw-away environment first
 
 The others are `transitions` and `python-statemachine`, which run the same guards, targets, handlers and data
-(see other_machines.py) in the same run, one round of each in turn, and must give the same effects. Figures
+(see other_machines/) in the same run, one round of each in turn, and must give the same effects. Figures
 are processor time of events; making a session is timed apart. Also: a replay of 10,000 events, and the memory
 of a session that is live and of one that is closed.
 """
@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import other_packages
+from other_machines import packages
 
 from inspan_core.events import Event
 from inspan_core.journal import decode_event
@@ -34,8 +34,8 @@ HISTORIES = HERE / "data/histories.json"
 ROUNDS = 60
 SESSIONS_PER_ROUND = 20
 OTHERS = {
-    "transitions": other_packages.with_transitions,
-    "python-statemachine": other_packages.with_python_statemachine,
+    "transitions": packages.with_transitions,
+    "python-statemachine": packages.with_python_statemachine,
 }
 
 

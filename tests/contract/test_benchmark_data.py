@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from inspan_core.effects import GapCode
 from inspan_core.journal import decode_event
 from inspan_core.machine import fold, new_session

@@ -1,10 +1,9 @@
-"""The machines of `other_machines`, as `transitions` and `python-statemachine` run them."""
+"""The machine of `other_machines.machine`, as `transitions` and `python-statemachine` run it."""
 
 from typing import Any
 
-from other_machines import Facts, phase_transitions, run_transitions
-
 from inspan_core.session import Phase, RunPhase
+from other_machines.machine import Facts, phase_transitions, run_transitions
 
 PHASES = [phase.value for phase in Phase]
 RUN_PHASES = [phase.value for phase in RunPhase]

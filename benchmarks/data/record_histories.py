@@ -1,6 +1,6 @@
 """Record the histories that benchmarks/step.py replays: from a real Agent Server's journal, of real sessions.
 
-    python benchmarks/record_histories.py [FILE]
+    python benchmarks/data/record_histories.py [FILE]
 
 Runs the Agent Server with the echo harness in sandboxes of provider ``local``: an owned and a borrowed
 episode with clients that repeat and join, one that is closed while its harness waits for a model that never
@@ -28,7 +28,7 @@ from inspan_server.agent.config import parse_config
 from inspan_server.serving import served
 
 SESSIONS = "/v1/agent_sessions"
-FILE = Path(__file__).parent / "data/histories.json"
+FILE = Path(__file__).parent / "histories.json"
 
 
 class LocalOnly:

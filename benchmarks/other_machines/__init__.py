@@ -1,0 +1,1 @@
+"""inspan's session machine, run by other packages, to measure beside."""
