@@ -25,7 +25,7 @@ from inspan_core.session import Phase
 from inspan_core.wire import CloseRequest, SeedRequest
 from inspan_runtime.budgets import resolve_agent_timeout
 from inspan_runtime.contents import Record, error_answer, to_answer
-from inspan_runtime.grants import check_grants, effective_tool_accesses
+from inspan_runtime.grants import check_grants, effective_tool_accesses, usable_grants
 from inspan_runtime.harness_work import HarnessWork, ProviderFactory, RunParser, in_worker_thread
 from inspan_runtime.install_cache import RuntimeCache
 from inspan_runtime.journal import Journal
@@ -206,8 +206,6 @@ class AgentService:
         if record is None:
             record = self._sessions.add_unseeded(session_id, body.episode_id)
         same = record.episode_id == body.episode_id
-        if record.work is not None and record.driver.session.phase is Phase.ACTIVE:
-            record.work.interrupted = True
         reply = await record.driver.ask(
             lambda waiter, at: CloseRequested(at=at, waiter=waiter, cookie=cookie, same_episode=same)
         )
@@ -250,6 +248,9 @@ class AgentService:
             cache=self._cache,
             uses_scratch=self.settings.session_dir_root is None,
             run_parser=self._run_parser,
+            tool_accesses=usable_grants(
+                self.harness.spec, effective_tool_accesses(seed, self.settings.tool_accesses)
+            ),
         )
 
     def _check_sandbox(self, body: SeedRequest) -> None:

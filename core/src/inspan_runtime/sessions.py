@@ -34,6 +34,9 @@ DEFAULT_SESSION_DIR_ROOT = "/tmp/inspan"
 RUN_CONTENTS = ("sandbox", "runtime", "activation", "artifacts", "parsed", "receipt", "processes")
 """What is kept for a run, and not needed once the close is answered."""
 
+CUTTING = frozenset({Phase.CLOSING, Phase.CLOSE_FAILED})
+"""Where a run without an answer was cut off."""
+
 WorkFactory = Callable[[SeedRequest], HarnessWork]
 
 
@@ -134,6 +137,7 @@ class SessionTable:
                 work.activation = self.activation(seed, kept["token_capture"], kept["request"])
         record = self._add(session, json.loads(contents["place"]), seed, work)
         restore_room(record.room, contents)
+        self._note_interruption(record)
         if "closed" in contents:
             record.closed_body = json.loads(contents["closed"])
         if session.phase is Phase.FENCED:
@@ -204,6 +208,16 @@ class SessionTable:
                 self._drop(self._fences.popitem(last=False)[0])
         elif phase == Phase.CLOSED.name:
             self._retain(session_id)
+        elif phase == Phase.CLOSING.name:
+            self._note_interruption(self._records[session_id])
+
+    @staticmethod
+    def _note_interruption(record: Record) -> None:
+        """Tell the parser where a run was cut off: its end says nothing about the harness."""
+        session = record.driver.session
+        if record.work is not None and session.phase in CUTTING:
+            bound, ended = session.activation_digest is not None, session.answer is not None
+            record.work.interrupted = bound and not ended
 
     def _retain(self, session_id: str) -> None:
         record = self._records[session_id]

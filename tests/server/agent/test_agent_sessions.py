@@ -241,6 +241,29 @@ async def test_a_close_cuts_a_run_off_and_says_so(agent, bodies, until):
             assert await server.provider.list({}) == []
 
 
+async def test_a_refused_close_leaves_the_run_alone(agent, bodies):
+    async with silent_model() as model:
+        async with agent(
+            model_server={"base_url": model.url, "name": "policy"}, harness_options={}
+        ) as server:
+            await server.client.post("/v1/agent_sessions", json=bodies.seed())
+            answers = []
+
+            async def activate():
+                answers.append(await server.client.post(ACTIVATE, json={"input": "hi"}))
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(activate)
+                with anyio.fail_after(20):
+                    await model.asked.wait()
+                refused = await server.client.post(
+                    "/v1/agent_sessions/close", json=bodies.close(rollout="of-another-episode")
+                )
+                model.answer.set()
+            assert (refused.status_code, answers[0].status_code) == (409, 200), answers[0].text
+            assert answers[0].json()["status"] == "completed"
+
+
 class silent_model:
     """A model server that takes a call and does not answer until it is told to."""
 
