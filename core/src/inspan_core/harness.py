@@ -13,6 +13,7 @@ from attrs import field, frozen
 from inspan_core.findings import Outcome
 from inspan_core.observations import AgentObservationBundle
 from inspan_core.sandbox import Sandbox
+from inspan_core.wire import ToolAccess
 
 ModelApi = Literal["chat_completions", "responses"]
 FieldUse = Literal["applied", "refused", "ignored"]
@@ -119,6 +120,7 @@ class BuildFolder(Protocol):
     @property
     def path(self) -> str:
         """Absolute path; what lies in it at the end becomes the archive."""
+        ...
 
     async def fetch_wheel(self, requirement: str, *, sha256: Sequence[str], platforms: Sequence[str]) -> str:
         """Download one wheel by ``name==version`` with the ordinary package client, for a platform tag.
@@ -207,22 +209,32 @@ class HarnessContext(Protocol):
     @property
     def sandbox(self) -> Sandbox:
         """The session's sandbox."""
+        ...
 
     @property
     def session_dir(self) -> str:
         """Absolute folder inside the sandbox for this session's files; outside workdir, removed by close."""
+        ...
 
     @property
     def workdir(self) -> str:
         """Absolute folder of the task inside the sandbox."""
+        ...
 
     @property
     def installer(self) -> Installer:
         """Installs runtimes."""
+        ...
 
     @property
     def options(self) -> Mapping[str, Any]:
         """The harness's options: its declared defaults with the configuration's over them."""
+        ...
+
+    @property
+    def tool_accesses(self) -> Sequence[ToolAccess]:
+        """The tool grants that the harness has to make usable: only kinds that it declares."""
+        ...
 
     async def upload_text(self, name: str, text: str, *, mode: int = 0o600) -> str:
         """Write ``session_dir/name``; returns the absolute path inside."""
@@ -239,26 +251,32 @@ class ActivationContext(HarnessContext, Protocol):
     @property
     def request(self) -> Mapping[str, Any]:
         """The Responses request, checked against the declaration."""
+        ...
 
     @property
     def runtime(self) -> Mapping[str, Any]:
         """What `inspan_install` returned."""
+        ...
 
     @property
     def model_base_url(self) -> str:
         """The rollout-prefixed model URL, ends with ``/v1``, reachable from inside."""
+        ...
 
     @property
     def model_name(self) -> str:
         """The model to ask for."""
+        ...
 
     @property
     def model_key(self) -> str:
         """The episode's own key for the Model Server; never put it in argv or logs."""
+        ...
 
     @property
     def run_timeout_s(self) -> float:
         """The run's time budget in seconds."""
+        ...
 
 
 class CollectContext(HarnessContext, Protocol):

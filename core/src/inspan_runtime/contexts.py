@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attrs import define, field
@@ -11,6 +11,7 @@ from attrs import define, field
 from inspan_core.errors import SandboxError, TooLarge, UnsafePath, UsageError
 from inspan_core.harness import ArtifactProblem, Artifacts, Installer
 from inspan_core.sandbox import Sandbox
+from inspan_core.wire import ToolAccess
 
 ARTIFACT_TOTAL_LIMIT_BYTES = 256 * 1024 * 1024
 """All artifacts of a session together; a plugin bounds each file by itself as well."""
@@ -25,6 +26,7 @@ class SessionContext:
     workdir: str
     installer: Installer
     options: Mapping[str, Any]
+    tool_accesses: Sequence[ToolAccess] = field(default=(), repr=False)
 
     async def upload_text(self, name: str, text: str, *, mode: int = 0o600) -> str:
         """Write ``session_dir/name``; returns the absolute path inside."""

@@ -43,3 +43,8 @@ def check_grants(spec: HarnessSpec, grants: Iterable[ToolAccess]) -> tuple[Obser
             raise RequestRefused(reason, field="tool_accesses")
         skipped.append(ObservationGap(code="tool_grant_skipped", detail=reason))
     return tuple(skipped)
+
+
+def usable_grants(spec: HarnessSpec, grants: Iterable[ToolAccess]) -> tuple[ToolAccess, ...]:
+    """The grants of kinds that the harness can use."""
+    return tuple(grant for grant in grants if grant.kind in spec.tool_sources)

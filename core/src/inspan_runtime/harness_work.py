@@ -18,7 +18,7 @@ from inspan_core.harness import Artifacts, ParsedActivation, ParseInput, Sandbox
 from inspan_core.observations import ObservationGap
 from inspan_core.relay import Harness
 from inspan_core.sandbox import Descriptor, Sandbox, SandboxProvider, SandboxSpec
-from inspan_core.wire import SeedRequest
+from inspan_core.wire import SeedRequest, ToolAccess
 from inspan_runtime.contexts import ArtifactContext, RunContext, SessionContext, is_transport_error
 from inspan_runtime.install import SandboxInstaller
 from inspan_runtime.install_cache import RuntimeCache
@@ -73,6 +73,7 @@ class HarnessWork:
         artifacts: What was collected, also partly.
         parsed: What the plugin's parser returned, or None.
         gaps: What the runtime itself could not do, for the observations.
+        tool_accesses: The grants that the harness has to make usable.
         run_parser: Where the parser runs.
     """
 
@@ -91,6 +92,7 @@ class HarnessWork:
     sandbox_id: str | None = None
     descriptor: Descriptor | None = None
     gaps: list[ObservationGap] = field(factory=list)
+    tool_accesses: tuple[ToolAccess, ...] = field(default=(), repr=False)
     run_parser: RunParser = in_worker_thread
     _provider: SandboxProvider | None = None
     _installer: SandboxInstaller | None = None
@@ -209,6 +211,7 @@ class HarnessWork:
             "workdir": room.workdir,
             "installer": self._installer,
             "options": self.options,
+            "tool_accesses": self.tool_accesses,
         }
 
     def forget_run(self) -> None:

@@ -31,15 +31,17 @@ def run_of():
 
     def make(name: str, *, return_code=0, timed_out=False, interrupted=False, request=None, **changed):
         events = (TRANSCRIPTS / f"{name}.events.jsonl").read_bytes()
-        thread = (TRANSCRIPTS / f"{name}.thread.jsonl").read_bytes()
-        thread_id = json.loads(events.split(b"\n")[0])["event"]["thread_id"]
-        folder = "2000/01/01" if name == "history" else "2026/11/29"
         files = {
             "events.jsonl": events,
-            f"home/sessions/{folder}/rollout-x-{thread_id}.jsonl": thread,
             "runtime_info.json": INFO,
             "output.json": b'{"return_code": 0, "events": {"written": 1, "dropped": 0}}',
         }
+        if (path := TRANSCRIPTS / f"{name}.thread.jsonl").exists():
+            thread_id = json.loads(events.split(b"\n")[0])["event"]["thread_id"]
+            folder = "2000/01/01" if name == "history" else "2026/11/29"
+            files[f"home/sessions/{folder}/rollout-x-{thread_id}.jsonl"] = path.read_bytes()
+        if (path := TRANSCRIPTS / f"{name}.stderr.log").exists():
+            files["stderr.log"] = path.read_bytes()
         for key, data in changed.items():
             named = next((n for n in files if n.startswith("home/")), "") if key == "thread" else key
             files[named.replace("__", ".")] = data

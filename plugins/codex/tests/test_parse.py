@@ -100,6 +100,26 @@ def test_a_command_that_was_still_running_is_not_called_complete(run_of):
     assert [t.status for t in tools(parse(unnoted))] == ["incomplete"]
 
 
+def test_a_tool_of_a_grant(run_of):
+    parsed = parse(run_of("mcp"))
+    assert (parsed.outcome, codes(parsed)) == (Outcome.COMPLETED, [])
+    call, result, _ = parsed.response["output"]
+    assert (call["name"], call["namespace"], call["arguments"]) == ("look_up", "mcp__ng", '{"key": "k"}')
+    assert result["output"].endswith('{"value":1}')
+    assert [(t.tool_name, t.status, t.timing_source) for t in tools(parsed)] == [
+        ("look_up", "completed", "harness")
+    ]
+
+
+def test_a_server_of_a_grant_that_cannot_be_reached(run_of):
+    required = parse(run_of("mcp_down", return_code=1))
+    assert (required.outcome, required.response) == (Outcome.FAILED, None)
+    assert required.detail["message"].endswith("required MCP servers failed to initialize: ng")
+    assert required.observations.records[0].error_type == "tool_server_unavailable"
+    optional = parse(run_of("mcp_optional_down"))
+    assert (optional.outcome, codes(optional)) == (Outcome.COMPLETED, ["tool_server_disconnected"])
+
+
 def test_a_history_is_not_part_of_the_run(run_of):
     parsed = parse(run_of("history"))
     assert kinds(parsed) == ["function_call", "function_call_output", "message"]

@@ -8,10 +8,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 import inspan_codex
 from inspan_core.findings import Outcome
 from inspan_core.sandbox import SandboxSpec
+from inspan_core.wire import McpAccess, McpConnection
 from inspan_runtime.install import SandboxInstaller
 from inspan_runtime.install_build import package_client_env
 from inspan_runtime.install_cache import RuntimeCache, default_cache_dir
@@ -60,7 +64,7 @@ def episode(tmp_path, cache):
     """A context manager that makes an episode in a sandbox with a gateway for a script."""
 
     @asynccontextmanager
-    async def make(replies, *, place="bubblewrap", cache=cache, **options):
+    async def make(replies, *, place="bubblewrap", reach=(), tool_accesses=(), **options):
         capture, script = Capture(), parse_script({"r1": replies})
         where = {"runtime_dir": str(tmp_path / "run")}
         provider = BubblewrapProvider(where) if place == "bubblewrap" else LocalProvider(where)
@@ -69,7 +73,7 @@ def episode(tmp_path, cache):
         session_dir = str(tmp_path / "session") if local else "/tmp/inspan-sessions/1"
         roots = {"roots": [str(tmp_path / "rt")]} if local else {}
         async with served(create_gateway(script, capture, keys={"r1": KEY}), graceful_timeout_s=0.2) as url:
-            spec = SandboxSpec(workdir=workdir, ttl_s=600.0, reach=(url,))
+            spec = SandboxSpec(workdir=workdir, ttl_s=600.0, reach=(url, *reach))
             sandbox = await provider.create(spec, key="codex")
             try:
                 one = PluginEpisode(
@@ -79,6 +83,7 @@ def episode(tmp_path, cache):
                     session_dir=session_dir,
                     installer=SandboxInstaller(sandbox, cache, workdir=workdir, **roots),
                     options={"max_retries": 0, **options},
+                    tool_accesses=tool_accesses,
                     model_key=KEY,
                 )
                 await one.seed()
@@ -180,7 +185,7 @@ async def test_a_deadline_during_a_tool_keeps_the_work_and_stops_everything(epis
 
 
 ENDINGS = [
-    ("refused key", [{"error": {"status": 401}}], Outcome.UNPROCESSABLE, 1),
+    ("refused key", [{"error": {"status": 401}}] * 3, Outcome.UNPROCESSABLE, 3),
     (
         "overflow",
         [{"error": {"status": 400, "body": {"message": "maximum context length"}}}],
@@ -226,6 +231,62 @@ async def test_a_service_of_its_own_session_survives(episode):
     assert found.stdout.decode().strip() == "1"
 
 
+class TokenServer:
+    """An MCP server whose one tool gives out a token that the call's header has to earn."""
+
+    def __init__(self):
+        self.seen = []
+        self.app = Starlette(routes=[Route("/mcp", self.answer, methods=["GET", "POST", "DELETE"])])
+
+    async def answer(self, request):
+        if request.method != "POST":
+            return Response(status_code=405)
+        message = await request.json()
+        self.seen.append(message["method"])
+        if "id" not in message:
+            return Response(status_code=202)
+        schema = {"type": "object", "properties": {"key": {"type": "string"}}}
+        results = {
+            "initialize": {
+                "protocolVersion": message["params"].get("protocolVersion"),
+                "capabilities": {"tools": {}},
+                "serverInfo": {"name": "t", "version": "1"},
+            },
+            "tools/list": {"tools": [{"name": "give", "inputSchema": schema}]},
+            "tools/call": {
+                "content": [{"type": "text", "text": "see there"}],
+                "structuredContent": {"token": request.headers.get("x-episode")},
+            },
+        }
+        result = results.get(message["method"], {})
+        return JSONResponse({"jsonrpc": "2.0", "id": message["id"], "result": result})
+
+
+async def test_a_granted_tool_is_connected_before_the_model_is_asked(episode):
+    replies = [{"tool_calls": [{"name": "give", "arguments": {"key": "k"}}], "usage": USAGE}, said("ok")]
+    server = TokenServer()
+    async with served(server.app, graceful_timeout_s=0.2) as tools_url:
+        connection = McpConnection(url=f"{tools_url}/mcp", headers={"X-Episode": "e-7"})
+        grant = McpAccess(name="ng", connection=connection)
+        async with episode(replies, reach=(tools_url,), tool_accesses=[grant]) as (one, url, capture):
+            parsed = await one.run({"input": "Hi."}, url)
+    assert (parsed.outcome, parsed.detail) == (Outcome.COMPLETED, None)
+    assert server.seen == ["initialize", "notifications/initialized", "tools/list", "tools/call"]
+    first, second = capture.calls("r1")
+    assert "mcp__ng" in [tool.get("name") for tool in first.request["tools"]]
+    assert second.request["input"][-1]["output"].endswith('{"token":"e-7"}')
+    assert outputs(parsed)[0].endswith('{"token":"e-7"}')
+
+
+@full
+async def test_a_required_server_that_is_not_there_ends_the_run_before_the_model_is_asked(episode):
+    grant = McpAccess(name="ng", connection=McpConnection(url="http://127.0.0.1:9/mcp"))
+    async with episode([said("ok")], place="local", tool_accesses=[grant]) as (one, url, capture):
+        parsed = await one.run({"input": "Hi."}, url)
+    assert (parsed.outcome, capture.calls("r1")) == (Outcome.FAILED, ())
+    assert "failed to initialize: ng" in parsed.detail["message"]
+
+
 @full
 async def test_a_compaction_is_a_model_call_through_the_gateway(episode):
     big = {"prompt_tokens": 200_000, "completion_tokens": 20}
@@ -240,8 +301,8 @@ async def test_a_compaction_is_a_model_call_through_the_gateway(episode):
 
 
 @full
-async def test_without_a_limit_nothing_is_compacted(episode):
-    big = {"prompt_tokens": 2_000_000, "completion_tokens": 20}
+async def test_without_a_limit_compaction_is_as_late_as_can_be(episode):
+    big = {"prompt_tokens": 240_000, "completion_tokens": 20}
     replies = [{**shell("echo one"), "usage": big}, said("Done.")]
     async with episode(replies, place="local") as (one, url, capture):
         parsed = await one.run({"input": "Hi."}, url)

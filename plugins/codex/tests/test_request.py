@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from inspan_codex.declaration import HARNESS, read_options
 from inspan_codex.request import read_request
+from inspan_codex.servers import read_servers
 from inspan_codex.settings import run_order
 from inspan_codex.toml_text import to_toml
 from inspan_core.errors import ConfigError, RequestRefused
+from inspan_core.wire import McpAccess, McpConnection
 from inspan_runtime.requests import check_request
 
 HISTORY = [
@@ -25,7 +27,7 @@ HISTORY = [
 ]
 
 
-def order(request, **options):
+def order(request, servers=(), **options):
     return run_order(
         read_request(request),
         read_options(options),
@@ -37,6 +39,7 @@ def order(request, **options):
         model_name="org/policy",
         model_key='sk-"x',
         run_timeout_s=60.0,
+        servers=servers,
     )
 
 
@@ -99,7 +102,28 @@ def test_options_reach_the_configuration():
     assert settings["model_auto_compact_token_limit"] == 5000
     assert settings["project_doc_max_bytes"] == 32768
     plain = config(order({"input": "Hi"}))
-    assert (plain["model_auto_compact_token_limit"], plain["project_doc_max_bytes"]) == (1_000_000_000, 0)
+    assert (plain["model_auto_compact_token_limit"], plain["project_doc_max_bytes"]) == (272_000, 0)
+
+
+def grant(name="ng", **changes):
+    connection = McpConnection(url="http://127.0.0.1:7/mcp", headers={"X-Token": "tok"})
+    return McpAccess(name=name, connection=connection, **changes)
+
+
+def test_grants_become_servers_of_the_configuration():
+    made = order({"input": "Hi"}, servers=read_servers([grant(), grant("opt_2", required=False)]))
+    servers = config(made)["mcp_servers"]
+    assert {name: server["required"] for name, server in servers.items()} == {"ng": True, "opt_2": False}
+    assert (servers["ng"]["url"], servers["ng"]["http_headers"]) == (
+        "http://127.0.0.1:7/mcp",
+        {"X-Token": "tok"},
+    )
+    assert "tok" not in json.dumps([made["argv"], made["env"]])
+
+
+def test_a_grant_that_codex_cannot_name_is_refused():
+    with pytest.raises(RequestRefused, match=r"'a\.b'"):
+        read_servers([grant("a.b")])
 
 
 @pytest.mark.parametrize(

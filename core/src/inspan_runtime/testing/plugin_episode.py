@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attrs import define, field
@@ -10,6 +10,7 @@ from attrs import define, field
 from inspan_core.harness import Artifacts, ParsedActivation, ParseInput, SandboxCommand
 from inspan_core.receipts import CleanupReceipt
 from inspan_core.sandbox import Sandbox
+from inspan_core.wire import ToolAccess
 from inspan_runtime.contexts import ArtifactContext, RunContext, SessionContext
 from inspan_runtime.install import SandboxInstaller
 from inspan_runtime.sandbox_session import SandboxSession
@@ -34,6 +35,7 @@ class PluginEpisode:
     session_dir: str
     installer: SandboxInstaller
     options: Mapping[str, Any] = field(factory=dict)
+    tool_accesses: Sequence[ToolAccess] = field(default=(), repr=False)
     model_name: str = "org/policy"
     model_key: str = field(default="sk-episode", repr=False)
     runtime: Mapping[str, Any] = field(factory=dict)
@@ -113,4 +115,5 @@ class PluginEpisode:
             "workdir": self.workdir,
             "installer": self.installer,
             "options": self.options,
+            "tool_accesses": self.tool_accesses,
         }

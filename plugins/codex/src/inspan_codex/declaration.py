@@ -27,7 +27,7 @@ HARNESS = HarnessSpec(
     name="codex",
     version=CODEX_VERSION,
     model_api="responses",
-    level=2,
+    level=3,
     request_fields={
         "input": "applied",
         "instructions": "applied",
@@ -43,7 +43,7 @@ HARNESS = HarnessSpec(
         "top_p": "refused",
         "reasoning": "refused",
     },
-    tool_sources=frozenset({"builtin"}),
+    tool_sources=frozenset({"builtin", "mcp"}),
     builtin_tools=frozenset(BUILTIN_TOOLS),
     options={
         "compaction_at_tokens": 0,
@@ -61,7 +61,7 @@ class CodexOptions:
 
     Attributes:
         compaction_at_tokens: Tokens of context at which Codex has the model summarise the conversation
-            and goes on from there; 0: never, and a context that is too long is the model server's to refuse.
+            and goes on from there; 0: as late as Codex lets it be, at about 244,000.
         system_prompt: ``"append"`` the instructions to Codex's own prompt, or ``"replace"`` it by them.
         context_files: Whether AGENTS.md of the task is read.
         max_retries: How often Codex repeats a model call that failed in a way that may pass; 429 never.

@@ -12,6 +12,7 @@ from typing import Any
 from inspan_codex import parse, runtime
 from inspan_codex.declaration import HARNESS, read_options
 from inspan_codex.request import read_request
+from inspan_codex.servers import read_servers
 from inspan_codex.settings import HOME, run_order
 from inspan_core.harness import (
     ActivationContext,
@@ -45,6 +46,7 @@ def inspan_harness() -> HarnessSpec:
 async def inspan_install(context: HarnessContext) -> Mapping[str, Any]:
     """Check, reuse or install the runtime; upload the shim."""
     read_options(context.options)
+    read_servers(context.tool_accesses)
     found = await runtime.install(context.installer)
     source = resources.files("inspan_codex").joinpath(RUNNER).read_text()
     for name, text in {RUNNER: source, **shim_files()}.items():
@@ -66,6 +68,7 @@ async def inspan_stage(context: ActivationContext) -> SandboxCommand:
         model_name=context.model_name,
         model_key=context.model_key,
         run_timeout_s=context.run_timeout_s,
+        servers=read_servers(context.tool_accesses),
     )
     await context.upload_text("input.json", json.dumps(order), mode=0o600)
     python = str(context.runtime["python"])

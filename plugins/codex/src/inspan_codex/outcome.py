@@ -18,6 +18,7 @@ _OVERFLOW = "Codex ran out of room in the model's context window"
 _STATUS = re.compile(r"^unexpected status (\d{3})\b[^:]*: (.*?)(?:, url: [^\n]*)?$", re.DOTALL)
 _GAVE_UP = re.compile(r"^exceeded retry limit, last status: (\d{3})")
 _CONNECTION = re.compile(r"^(stream disconnected before completion|Connection failed)")
+_NO_SERVER = re.compile(r"required MCP servers failed to initialize: [^:\n]{1,300}")
 _BUSY = "currently experiencing high demand"
 
 
@@ -31,6 +32,9 @@ def read_ending(run: ParseInput, trace: Trace) -> Ending:
         return failed("the run's time ended before the model answered", "time_limit")
     if trace.ended == "turn.failed":
         return _failure(trace.failure or "", has_work=trace.has_answer)
+    missing = _NO_SERVER.search(run.artifacts.files.get("stderr.log", b"").decode("utf-8", "replace"))
+    if trace.ended is None and not trace.has_answer and missing is not None:
+        return failed(f"Codex did not start: {missing[0]}", "tool_server_unavailable")
     if trace.ended != "turn.completed":
         what = "in the middle of its work" if trace.has_answer else "before any model call was answered"
         return failed(f"Codex ended {what} (exit code {run.return_code})", "harness_died")

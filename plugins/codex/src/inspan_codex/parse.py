@@ -28,6 +28,7 @@ _EXITED = re.compile(r"^Process exited with code (-?\d+)$", re.MULTILINE)
 _RUNNING = re.compile(r"^Process running with session ID", re.MULTILINE)
 _REFUSED = ("failed to parse function arguments", "unsupported call")
 HEAD_CHARS = 400
+_SERVER_LOST = b"rmcp::transport::worker: worker quit with fatal"
 
 
 def parse(run: ParseInput) -> ParsedActivation:
@@ -76,6 +77,9 @@ def _run_gaps(run: ParseInput, unknown_calls: int) -> list[ObservationGap]:
     if parse_runtime_info(run.artifacts.files.get("runtime_info.json")) is None:
         detail = "runtime_info.json is missing or malformed"
         gaps.append(ObservationGap(code="runtime_info_unavailable", detail=detail))
+    if _SERVER_LOST in run.artifacts.files.get("stderr.log", b""):
+        detail = "the connection to an MCP server could not be made or was lost; see stderr.log"
+        gaps.append(ObservationGap(code="tool_server_disconnected", detail=detail))
     if unknown_calls:
         detail = f"{unknown_calls} model calls have no response id: Codex notes it only with the usage"
         gaps.append(ObservationGap(code="model_call_reference_unavailable", detail=detail))

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from inspan_codex.declaration import CODEX_VERSION, CodexOptions
 from inspan_codex.request import CodexRequest
 from inspan_codex.runtime import PROGRAM
 from inspan_codex.toml_text import to_toml
+from inspan_core.wire import McpAccess
 
 PROVIDER = "inspan"
 HOME = "home"
 NEUTRAL_NAME = "inspan-h"
 # Codex ends a silent model call by itself after this; the run's own deadline comes first.
 MODEL_TIMEOUT_MARGIN_S = 600.0
+MCP_CONNECT_TIMEOUT_S = 30
 CONTEXT_FILES_LIMIT_BYTES = 32 * 1024
-# Far beyond any context: Codex 0.171.0 compacts by itself at nine tenths of the window that it is told.
-BOUNDLESS_TOKENS = 1_000_000_000
+# The most that 0.171.0 takes for a model that it does not know (measured); it compacts by itself at nine
+# tenths of the window, so this is as late as can be.
+LARGEST_WINDOW_TOKENS = 272_000
 # A day of long ago, so that the record of earlier turns has a name that is known beforehand.
 PAST = "2000-01-01T00:00:00.000Z"
 PAST_FOLDER = f"{HOME}/sessions/2000/01/01"
@@ -36,10 +39,13 @@ def run_order(
     model_name: str,
     model_key: str,
     run_timeout_s: float,
+    servers: Sequence[McpAccess] = (),
 ) -> dict[str, Any]:
     """The content of ``input.json``: files for the session folder, command, environment, prompt."""
     home = f"{session_dir}/{HOME}"
     config = _config(options, model_base_url, model_name, model_key, run_timeout_s)
+    if servers:
+        config["mcp_servers"] = {server.name: _mcp_server(server, run_timeout_s) for server in servers}
     files: dict[str, str] = {}
     history = list(request.history)
     if request.instructions is not None and options.system_prompt == "replace":
@@ -77,8 +83,8 @@ def _config(
     return {
         "model": model_name,
         "model_provider": PROVIDER,
-        "model_context_window": BOUNDLESS_TOKENS,
-        "model_auto_compact_token_limit": options.compaction_at_tokens or BOUNDLESS_TOKENS,
+        "model_context_window": LARGEST_WINDOW_TOKENS,
+        "model_auto_compact_token_limit": options.compaction_at_tokens or LARGEST_WINDOW_TOKENS,
         "model_reasoning_summary": "none",
         # The sandbox is ours; Codex's own would forbid what the task needs.
         "approval_policy": "never",
@@ -125,6 +131,17 @@ def _config(
         "feedback": {"enabled": False},
         "otel": {"exporter": "none"},
         "history": {"persistence": "none"},
+    }
+
+
+def _mcp_server(server: McpAccess, run_timeout_s: float) -> dict[str, Any]:
+    return {
+        "url": server.connection.url,
+        "http_headers": dict(server.connection.headers),
+        "startup_timeout_sec": MCP_CONNECT_TIMEOUT_S,
+        "tool_timeout_sec": int(run_timeout_s + MODEL_TIMEOUT_MARGIN_S),
+        # Without its server the run ends before the first model call.
+        "required": server.required,
     }
 
 
