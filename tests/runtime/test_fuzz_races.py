@@ -27,10 +27,10 @@ class LooksThenLaunches(SessionDriver):
     """Two activations both see READY before either is bound; so both launch."""
 
     async def ask(self, request):
-        seen = self.session.phase
-        await anyio.lowlevel.checkpoint()
-        if seen is Phase.READY and self.session.phase is Phase.ACTIVE:
-            self._spawn(self._launch_as_well)
+        if self.session.phase is Phase.READY:
+            await anyio.lowlevel.checkpoint()
+            if self.session.phase is Phase.ACTIVE:
+                self._spawn(self._launch_as_well)
         return await super().ask(request)
 
     async def _launch_as_well(self):

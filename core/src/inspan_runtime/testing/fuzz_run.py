@@ -30,7 +30,7 @@ from inspan_runtime.testing.fake_sandbox import KIND
 from inspan_runtime.testing.fake_supervisor import Program
 from inspan_runtime.testing.fake_world import Broken, FakeWorld
 from inspan_runtime.testing.fuzz_clients import MainClient, Subject, Visitor
-from inspan_runtime.testing.fuzz_witness import Lookout, Witness
+from inspan_runtime.testing.fuzz_witness import RUN_TIMEOUT_S, Lookout, Witness
 from inspan_runtime.testing.memory_journal import MemoryJournal
 from inspan_runtime.testing.scenarios import Ask, Scenario
 from inspan_runtime.testing.scheduler import SteppedLoop, Stuck
@@ -263,7 +263,7 @@ class _Play:
             ServiceSettings(
                 model_base_url="http://127.0.0.1:1",
                 model_name="fuzz",
-                run_timeout_s=60.0,
+                run_timeout_s=RUN_TIMEOUT_S,
                 concurrency=1,
                 session=SETTINGS,
                 supervision=Supervision(grace_s=2.0, cleanup_timeout_s=6.0),
