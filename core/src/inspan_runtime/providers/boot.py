@@ -19,7 +19,17 @@ FLAGS = ("-I", "-S", "-E", "-")
 _PACKAGE = "inspan_runtime.providers."
 AGENT_MODULES = tuple(
     _PACKAGE + "exec_agent." + name
-    for name in ("lean", "frames", "descendants", "loop", "commands", "files", "connections", "main")
+    for name in (
+        "lean",
+        "frames",
+        "descendants",
+        "loop",
+        "memory",
+        "commands",
+        "files",
+        "connections",
+        "main",
+    )
 )
 KEEPER_MODULES = tuple(
     _PACKAGE + name
@@ -29,6 +39,7 @@ KEEPER_MODULES = tuple(
         "exec_agent.descendants",
         "exec_agent.loop",
         "keeper.host",
+        "keeper.cgroups",
         "keeper.forwards",
         "keeper.launch",
         "keeper.main",

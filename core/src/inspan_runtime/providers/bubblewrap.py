@@ -28,9 +28,11 @@ from inspan_runtime.providers.environment import command_environment
 from inspan_runtime.providers.guest_interpreter import GuestInterpreter, guest_interpreter
 from inspan_runtime.providers.host_root import HostView, view_of_host
 from inspan_runtime.providers.interpreter import own_interpreter
+from inspan_runtime.providers.keeper.cgroups import remove_recorded
+from inspan_runtime.providers.keeper.launch import MEMORY_FD
 from inspan_runtime.providers.kept_sandboxes import KeeperRefused, KeptSandboxes, Plan
 from inspan_runtime.providers.reach import loopback_addresses
-from inspan_runtime.providers.spec_checks import check_mounts, check_options, check_spec, refuse_limits
+from inspan_runtime.providers.spec_checks import check_mounts, check_options, check_spec, limits_of
 
 _logger = logging.getLogger(__name__)
 NAME = "bubblewrap"
@@ -73,7 +75,7 @@ class BubblewrapProvider:
         self._space_limit_mib: int | None = options.get("space_limit_mib")
         self._bwrap: str | None = options.get("bwrap")
         self._interpreter = own_interpreter()
-        self._kept = KeptSandboxes(NAME, runtime_dir, self._interpreter)
+        self._kept = KeptSandboxes(NAME, runtime_dir, self._interpreter, self._end_stray)
 
     async def create(self, spec: SandboxSpec, *, key: str, timeout_s: float = 60.0) -> Sandbox:
         """See `inspan_core.sandbox.SandboxProvider.create`."""
@@ -99,7 +101,6 @@ class BubblewrapProvider:
 
     def _check(self, spec: SandboxSpec) -> None:
         check_spec(NAME, spec)
-        refuse_limits(NAME, spec)
         check_mounts(spec.mounts, spec.workdir)
         loopback_addresses(spec.reach)
         if spec.root != "host" and not os.path.isdir(spec.root):
@@ -108,6 +109,7 @@ class BubblewrapProvider:
     def _plan(self, spec: SandboxSpec, bwrap: str, is_writable: bool, sandbox_id: str) -> Plan:
         guest = guest_interpreter(self._interpreter, spec.root)
         reach = loopback_addresses(spec.reach)
+        limits = limits_of(spec)
         return Plan(
             descriptor={
                 "workdir": spec.workdir,
@@ -124,12 +126,14 @@ class BubblewrapProvider:
                 "root": self._root_orders(spec) if is_writable else None,
                 "isolated": True,
                 "reach": reach,
+                "limits": limits,
             },
             agent_orders={
                 "env": command_environment(home=HOME, extra={**guest.command_env, **spec.env}),
                 "workdir": os.fsencode(spec.workdir),
                 "reach": reach,
                 "isolated": True,
+                **({"memory_fd": MEMORY_FD} if "memory_mib" in limits else {}),
             },
             same_version=guest.same_version,
         )
@@ -171,6 +175,9 @@ class BubblewrapProvider:
             "files": [(os.fsencode(path), mode, data) for path, mode, data in view.files],
             "size": size,
         }
+
+    def _end_stray(self, sandbox_id: str) -> None:
+        remove_recorded(str(self._kept.runtime_dir / NAME / sandbox_id))
 
     async def connect(self, descriptor: Descriptor, *, timeout_s: float = 30.0) -> Sandbox:
         """See `inspan_core.sandbox.SandboxProvider.connect`."""
@@ -239,6 +246,10 @@ def check_user_namespaces() -> None:
 def explained(error: KeeperRefused) -> Exception:
     """Return the error that says what the host lacks, where bubblewrap's words tell it."""
     text = str(error)
+    if error.kind == "limits":
+        return ProviderUnavailable(
+            f"limits: {text}; run as root, or in a group that is delegated to this user with its controllers"
+        )
     if "namespace" in text or "uid map" in text or "unshare" in text:
         return ProviderUnavailable(
             f"bubblewrap may not make namespaces here ({text}); check `sysctl user.max_user_namespaces "

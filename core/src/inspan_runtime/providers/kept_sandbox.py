@@ -77,7 +77,7 @@ class KeptSandbox:
                 raise ExecTimeout(f"{what} ran longer than {timeout_s:g} s and was killed")
             if reply[0] != b"ok":
                 raise SandboxError(f"{what} could not be started: {_text(reply)}")
-            code, out_bytes, err_bytes, out_cut, err_cut = (int(one) for one in reply[1:6])
+            code, out_bytes, err_bytes, out_cut, err_cut, killed = (int(one) for one in reply[1:7])
             if max(out_bytes, err_bytes) > output_limit_bytes:
                 raise SandboxTransportError(f"{what}: the agent sent more than {output_limit_bytes} bytes")
             stdout = await call.exactly(out_bytes)
@@ -88,6 +88,7 @@ class KeptSandbox:
             stderr=stderr,
             stdout_truncated=bool(out_cut),
             stderr_truncated=bool(err_cut),
+            out_of_memory=bool(killed),
         )
 
     async def upload(self, path: str, data: bytes, *, mode: int = 0o644, timeout_s: float = 60.0) -> None:

@@ -47,13 +47,17 @@ def check_spec(kind: str, spec: SandboxSpec) -> None:
         raise ConfigError(f"workdir: {spec.workdir!r} lies in a reserved folder ({', '.join(RESERVED)})")
     if spec.ttl_s is not None and not spec.ttl_s > 0:
         raise ConfigError(f"ttl_s: {spec.ttl_s!r} is not greater than 0")
-    for limit in LIMITS:
-        value = getattr(spec, limit)
-        if value is not None and not value > 0:
-            raise ConfigError(f"{limit}: {value!r} is not greater than 0")
+    for limit, most in limits_of(spec).items():
+        if not most > 0:
+            raise ConfigError(f"{limit}: {most!r} is not greater than 0")
     for name, value in spec.env.items():
         if not name or "=" in name or "\0" in name + value:
             raise ConfigError(f"env: {name!r} is not a variable that a process can have")
+
+
+def limits_of(spec: SandboxSpec) -> dict[str, float | int]:
+    """Return the limits that a specification has."""
+    return {limit: getattr(spec, limit) for limit in LIMITS if getattr(spec, limit) is not None}
 
 
 def refuse_limits(kind: str, spec: SandboxSpec) -> None:
@@ -62,10 +66,8 @@ def refuse_limits(kind: str, spec: SandboxSpec) -> None:
     Raises:
         ConfigError: Naming the first one.
     """
-    for limit in LIMITS:
-        value = getattr(spec, limit)
-        if value is not None:
-            raise ConfigError(f"{limit}: {value!r} is given, but provider {kind} cannot limit it")
+    for limit, value in limits_of(spec).items():
+        raise ConfigError(f"{limit}: {value!r} is given, but provider {kind} cannot limit it")
 
 
 def check_mounts(mounts: Sequence[Mount], workdir: str) -> None:

@@ -47,6 +47,11 @@ class EngineKeeper(Keeper):
     def start(self, server: socket.socket) -> None:
         """Start the container, and the agent in it; the creator may give up meanwhile."""
         self._control_listener = self._listen("control.sock")
+        self._start(server)
+        if self._orders["ttl_s"] is not None:  # How long the engine took is not the sandbox's time.
+            self._expires = time.monotonic() + self._orders["ttl_s"]
+
+    def _start(self, server: socket.socket) -> None:
         self._deadline = time.monotonic() + START_LIMIT_S
         if not self._orders["agent"]:
             self._start_plain(server)
@@ -184,7 +189,7 @@ class EngineKeeper(Keeper):
             time.sleep(POLL_S)
 
     def _remove_folder(self) -> None:
-        for remove, name in ((os.unlink, "door/sock"), (os.rmdir, "door")):
+        for remove, name in ((os.unlink, "door/sock"), (os.rmdir, "door"), (os.unlink, "container")):
             try:
                 remove(name)
             except FileNotFoundError:

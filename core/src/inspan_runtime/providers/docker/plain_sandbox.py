@@ -96,6 +96,8 @@ class PlainSandbox:
         out, err = MarkedStream(mark, limit_bytes), MarkedStream(mark, limit_bytes)
         interactive = ["--interactive"] if body is not None else []
         arguments = scripts.arguments(scripts.RUN, halves, values)
+        if self._engine.is_podman:
+            arguments = scripts.relayed(arguments)
         argv = self._engine.argv("exec", *interactive, self._container, *arguments)
         process = await anyio.open_process(
             argv,

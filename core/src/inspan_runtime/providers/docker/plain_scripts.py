@@ -39,6 +39,12 @@ kill -9 -"$w" || kill -9 "$w"
 finish "${x:-$s}"
 """
 
+# Around `RUN`, for an engine that closes its pipes when the shell ends: a child that still writes would die.
+RELAY = """
+relay() { trap '' PIPE; cat; exec cat >/dev/null 2>&1; }
+{ { "$@" 2>&1 >&8 8>&- | relay >&9 8>&- 9>&-; } 8>&1 9>&2 | relay 9>&-; }
+"""
+
 TIMED_OUT, NO_SETSID = b"t", b"s"
 NOT_FOUND, UNSAFE, TOO_LARGE, SHORT = 41, 42, 43, 44
 
@@ -99,6 +105,11 @@ def arguments(script: str, halves: tuple[str, str], values: list[bytes]) -> list
         values: The script's arguments.
     """
     return ["sh", "-c", DECODE + script, "sh", *halves, *(_encoded(one, halves[0]) for one in values)]
+
+
+def relayed(argv: list[str]) -> list[str]:
+    """Return the argv of `RELAY` around another."""
+    return ["sh", "-c", RELAY, "sh", *argv]
 
 
 def _encoded(value: bytes, half: str) -> str:

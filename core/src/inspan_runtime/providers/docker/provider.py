@@ -51,6 +51,8 @@ CONTAINER_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,254}")
 INSPECT_LIMIT_S = 30.0
 PULL_LIMIT_S = 1800.0
 HOME = "/root"
+# What counts the kills of the memory's limit, as a container sees its own group in version 1 and 2.
+MEMORY_EVENTS = (b"/sys/fs/cgroup/memory/memory.oom_control", b"/sys/fs/cgroup/memory.events")
 _PACKAGE = "inspan_runtime.providers.docker."
 _AGENT_MODULES = (*boot.AGENT_MODULES, _PACKAGE + "container_agent")
 _KEEPER_MODULES = (
@@ -131,7 +133,7 @@ class DockerProvider:
         except KeeperRefused as error:
             raise _meant(error, what=f"image {reference}") from error
         if made.descriptor.get("agent") is False:
-            return await self._plain(engine, made.descriptor)
+            return await anyio.to_thread.run_sync(self._own_plain, engine, made.descriptor)
         return made
 
     @property
@@ -233,6 +235,7 @@ class DockerProvider:
                 "workdir": os.fsencode(spec.workdir),
                 "reach": reach,
                 "isolated": True,
+                "memory_paths": MEMORY_EVENTS if spec.memory_mib is not None else (),
             },
             agent_modules=_AGENT_MODULES,
             keeper_modules=_KEEPER_MODULES,
@@ -248,11 +251,11 @@ class DockerProvider:
         engine = await anyio.to_thread.run_sync(self._engine)
         state = self._kept.runtime_dir / NAME / given["sandbox_id"]
         meta = await anyio.to_thread.run_sync(state_folder.read_meta, state)
+        if Path(given.get("state", state)) != state:
+            raise SandboxConnectError(
+                f"descriptor of {given['sandbox_id']}: its state folder {given['state']} is not {state}"
+            )
         if meta is None and "state" in given:
-            if Path(given["state"]) != state:
-                raise SandboxConnectError(
-                    f"descriptor of {given['sandbox_id']}: its state folder {given['state']} is not {state}"
-                )
             raise SandboxGone(f"{given['sandbox_id']} no longer exists")
         if meta is None:
             return await self._plain(engine, given, timeout_s=timeout_s)
@@ -261,7 +264,16 @@ class DockerProvider:
             return await self._kept.connect(known, timeout_s=timeout_s)
         if not await anyio.to_thread.run_sync(state_folder.is_held, state):
             raise SandboxGone(f"{given['sandbox_id']} no longer exists")
-        return await self._plain(engine, known, timeout_s=timeout_s)
+        return await anyio.to_thread.run_sync(self._own_plain, engine, known)
+
+    def _own_plain(self, engine: Engine, descriptor: Descriptor) -> PlainSandbox:
+        """Return a sandbox of our own that has no agent; what the engine called it is in its folder."""
+        name, state = str(descriptor["sandbox_id"]), Path(str(descriptor["state"]))
+        try:
+            identity = (state / "container").read_text(encoding="ascii").strip()
+        except OSError as error:
+            raise SandboxGone(f"{name} no longer exists") from error
+        return PlainSandbox(engine, identity, descriptor, partial(stop_kept, state, name))
 
     async def _plain(
         self, engine: Engine, descriptor: Descriptor, *, timeout_s: float = INSPECT_LIMIT_S
@@ -276,10 +288,7 @@ class DockerProvider:
         found = {"provider": NAME, "agent": False, "isolation": "container", **descriptor}
         if not found.get("workdir"):
             found["workdir"] = folder or "/"
-        state = found.get("state")
         stop = partial(remove_container, engine, identity, what=name)
-        if state is not None:
-            stop = partial(stop_kept, Path(state), name)
         return PlainSandbox(engine, identity, found, stop)
 
     async def stop(self, key: str, *, timeout_s: float = 30.0) -> None:

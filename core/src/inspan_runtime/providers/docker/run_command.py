@@ -17,6 +17,8 @@ from inspan_runtime.providers.docker.portable import INSIDE, command_inside
 
 LABEL = "inspan.sandbox"
 DOOR = "/run/inspan/door"
+# The keeper ends the container in time; this is for when the keeper was killed.
+BACKSTOP_S = 10.0
 FOREVER = "2147483647"
 # Without the agent: make the workdir, collect orphans, end in time. `wait` needs a child to wait for.
 PLAIN_INIT = """
@@ -53,6 +55,7 @@ def run_arguments(spec: SandboxSpec, plan: RunPlan) -> list[str]:
     """Return the arguments after the engine's own options; secrets are not among them."""
     made = ["run", "--detach", "--rm", f"--name={plan.sandbox_id}", f"--network={plan.network}"]
     made += ["--pull=never", f"--hostname={plan.sandbox_id}"]
+    made += [f"--cidfile={plan.state / 'container'}"]
     made += [f"--label={LABEL}={plan.state}"]
     made += [f"--label=inspan.label.{name}={value}" for name, value in spec.labels.items()]
     made += ["--cap-drop=ALL", *(f"--cap-add={one.removeprefix('CAP_')}" for one in CAPABILITIES)]
@@ -70,7 +73,7 @@ def run_arguments(spec: SandboxSpec, plan: RunPlan) -> list[str]:
         entry, *rest = command_inside()
         return [*made, "--user=0:0", f"--entrypoint={entry}", plan.image, *rest]
     made += [part for name in spec.env for part in ("--env", name)]
-    ttl = FOREVER if spec.ttl_s is None else str(math.ceil(spec.ttl_s))
+    ttl = FOREVER if spec.ttl_s is None else str(math.ceil(spec.ttl_s + BACKSTOP_S))
     init = ["-c", PLAIN_INIT, "init", ttl, spec.workdir]
     return [*made, "--env=LANG", "--user=0:0", "--entrypoint=/bin/sh", plan.image, *init]
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from inspan_runtime.providers.exec_agent.connections import Connection
     from inspan_runtime.providers.exec_agent.loop import Loop
+    from inspan_runtime.providers.exec_agent.memory import MemoryWatch
 
 
 class Tail:
@@ -52,9 +53,16 @@ class Exec:
     """A command, from its fork to its reply."""
 
     def __init__(
-        self, loop: Loop, connection: Connection, fields: list[bytes], base_env: Mapping[bytes, bytes]
+        self,
+        loop: Loop,
+        connection: Connection,
+        fields: list[bytes],
+        base_env: Mapping[bytes, bytes],
+        memory: MemoryWatch,
     ) -> None:
         self._loop = loop
+        self._memory = memory
+        self._kills_before = memory.kills()
         self._connection = connection
         self.body_bytes = int(fields[3])
         argc = int(fields[5])
@@ -84,6 +92,7 @@ class Exec:
                     os.close(fd)
             raise
         if self._pid == 0:
+            self._memory.offer_self()
             become(argv, env, cwd, (into[0], out[1], err[1]))
         for fd in (into[0], out[1], err[1]):
             os.close(fd)
@@ -191,7 +200,8 @@ class Exec:
     def _result(self, status: int) -> tuple[list[bytes], bytes, bytes]:
         code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
         (out, out_cut), (err, err_cut) = self._tails[0].take(), self._tails[1].take()
-        numbers = (code, len(out), len(err), int(out_cut), int(err_cut))
+        killed = self._memory.kills() > self._kills_before
+        numbers = (code, len(out), len(err), int(out_cut), int(err_cut), int(killed))
         return [b"ok", *(b"%d" % one for one in numbers)], out, err
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from inspan_runtime.providers.exec_agent.loop import Loop
+    from inspan_runtime.providers.exec_agent.memory import MemoryWatch
 
 
 class Ping:
@@ -38,8 +39,11 @@ class Ping:
 class Connection:
     """One client, one operation."""
 
-    def __init__(self, loop: Loop, sock: socket.socket, base_env: Mapping[bytes, bytes]) -> None:
+    def __init__(
+        self, loop: Loop, sock: socket.socket, base_env: Mapping[bytes, bytes], memory: MemoryWatch
+    ) -> None:
         self._loop = loop
+        self._memory = memory
         self._sock = sock
         self._base_env = base_env
         self._fd = sock.fileno()
@@ -144,7 +148,7 @@ class Connection:
     def _start(self, fields: list[bytes]) -> None:
         kind = fields[0]
         if kind == b"exec":
-            self._job = Exec(self._loop, self, fields, self._base_env)
+            self._job = Exec(self._loop, self, fields, self._base_env, self._memory)
         elif kind == b"upload":
             self._job = Upload(self, fields)
         elif kind == b"download":

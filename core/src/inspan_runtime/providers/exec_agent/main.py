@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import select
 import struct
@@ -12,6 +13,7 @@ from inspan_runtime.providers.exec_agent.connections import Connection
 from inspan_runtime.providers.exec_agent.descendants import descendants_of
 from inspan_runtime.providers.exec_agent.lean import TYPE_CHECKING, accept, signal, socket
 from inspan_runtime.providers.exec_agent.loop import Loop
+from inspan_runtime.providers.exec_agent.memory import MemoryWatch, open_watch
 
 LISTEN_FD = 4
 FOREIGN_FDS_END = 256  # What launched the agent may have left it descriptors; they are few, and low.
@@ -73,11 +75,17 @@ def main(control_fd: int, orders: dict[str, Any]) -> None:
 
     Args:
         control_fd: The connected stream to the keeper, the lifeline.
-        orders: ``{"env": {bytes: bytes}, "workdir": bytes, "reach": [(host, port)], "isolated": bool}``.
+        orders: ``{"env": {bytes: bytes}, "workdir": bytes, "reach": [(host, port)], "isolated": bool}``;
+            where memory is limited also ``memory_fd``, an inherited descriptor of the control group's events,
+            or ``memory_paths``, where they may be.
     """
     for fd in (control_fd, LISTEN_FD):
         os.set_inheritable(fd, False)
+    kept = None
+    if "memory_fd" in orders:
+        kept = fcntl.fcntl(orders["memory_fd"], fcntl.F_DUPFD_CLOEXEC, FOREIGN_FDS_END)
     os.closerange(max(control_fd, LISTEN_FD) + 1, FOREIGN_FDS_END)
+    memory = open_watch(orders.get("memory_paths", ())) if kept is None else MemoryWatch(kept)
     os.chdir("/")
     os.umask(0o022)
     control = socket.socket(fileno=control_fd)
@@ -94,10 +102,10 @@ def main(control_fd: int, orders: dict[str, Any]) -> None:
     control.sendmsg([b"R"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)] if listeners else [])
     for listener in listeners:
         listener.close()
-    serve(control, orders)
+    serve(control, orders, memory)
 
 
-def serve(control: socket.socket, orders: dict[str, Any]) -> None:
+def serve(control: socket.socket, orders: dict[str, Any], memory: MemoryWatch) -> None:
     loop = Loop()
     listener = socket.socket(fileno=LISTEN_FD)
     listener.setblocking(False)
@@ -110,7 +118,7 @@ def serve(control: socket.socket, orders: dict[str, Any]) -> None:
     def on_client(_events: int) -> None:
         sock = accept(listener)
         if sock is not None:
-            Connection(loop, sock, orders["env"])
+            Connection(loop, sock, orders["env"], memory)
 
     loop.watch(control.fileno(), select.EPOLLIN | select.EPOLLRDHUP, on_keeper)
     loop.watch(LISTEN_FD, select.EPOLLIN, on_client)

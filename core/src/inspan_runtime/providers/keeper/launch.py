@@ -9,7 +9,7 @@ import stat
 from inspan_runtime.providers.exec_agent.lean import TYPE_CHECKING
 from inspan_runtime.providers.keeper.host import MS_NODEV, MS_NOSUID, enter_private_mounts, mount
 
-CONTROL_FD, LISTEN_FD, INFO_FD, BLOCK_FD = 3, 4, 5, 6
+CONTROL_FD, LISTEN_FD, INFO_FD, BLOCK_FD, MEMORY_FD = 3, 4, 5, 6, 7
 FIRST_FREE_FD = 20
 ID_MAP = b"0 0 65536"
 SPACE = b"space"
@@ -109,7 +109,9 @@ def _prepare_upper(root: dict[str, Any], upper: bytes) -> None:
         os.chmod(os.path.join(upper, path), mode)
 
 
-def start_agent(orders: dict[str, Any], control: int, listener: int, log: int) -> tuple[int, int]:
+def start_agent(
+    orders: dict[str, Any], control: int, listener: int, log: int, memory: int | None = None
+) -> tuple[int, int]:
     """Start the agent.
 
     Args:
@@ -117,6 +119,7 @@ def start_agent(orders: dict[str, Any], control: int, listener: int, log: int) -
         control: The agent's end of the lifeline (a descriptor above 20), closed here.
         listener: The agent's listening socket, likewise.
         log: Where bubblewrap and the agent write errors.
+        memory: The events of the memory's control group, for the agent; also closed here.
 
     Returns:
         (pid of the child to wait for, pid of the agent as seen from here).
@@ -126,14 +129,17 @@ def start_agent(orders: dict[str, Any], control: int, listener: int, log: int) -
     os.close(feeds)
     script = out_of_the_way(script)
     fds = {0: script, 1: log, 2: log, CONTROL_FD: control, LISTEN_FD: listener}
+    if memory is not None:
+        fds[MEMORY_FD] = memory
     try:
         if not orders["bwrap"]:
             pid = spawn(orders["executable"], orders["argv"], fds)
             return pid, pid
         return _start_bubblewrap(orders, fds)
     finally:
-        for fd in (script, control, listener):
-            os.close(fd)
+        for fd in (script, control, listener, memory):
+            if fd is not None:
+                os.close(fd)
 
 
 def _start_bubblewrap(orders: dict[str, Any], fds: dict[int, int]) -> tuple[int, int]:

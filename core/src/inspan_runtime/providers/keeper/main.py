@@ -11,6 +11,7 @@ from inspan_runtime.providers.exec_agent.descendants import descendants_of
 from inspan_runtime.providers.exec_agent.frames import decode, encode
 from inspan_runtime.providers.exec_agent.lean import TYPE_CHECKING, accept, signal, socket
 from inspan_runtime.providers.exec_agent.loop import Loop
+from inspan_runtime.providers.keeper.cgroups import RECORD, Group, NoLimit, limited, remove_groups
 from inspan_runtime.providers.keeper.forwards import open_forward
 from inspan_runtime.providers.keeper.host import adopt_orphans, leave_session_keyring, unmount
 from inspan_runtime.providers.keeper.launch import (
@@ -44,7 +45,8 @@ def main(
             "E" kind ":" message; if it ends before the answer, the creation was given up and is undone.
         orders: ``state`` (folder), ``lock_fd``, ``ttl_s`` (or None), ``agent_program``, ``agent_boot``,
             ``executable``, ``argv``, ``bwrap`` (its argv, or empty), ``map_ids``, ``root`` (or None),
-            ``isolated``, ``reach`` (host addresses, in the order of the agent's listeners).
+            ``isolated``, ``reach`` (host addresses, in the order of the agent's listeners), and perhaps
+            ``limits`` (see `inspan_runtime.providers.keeper.cgroups`).
         make: Makes the keeper of another kind of sandbox.
     """
     if os.fork() != 0:  # The creator need not wait for the keeper's end.
@@ -82,6 +84,7 @@ class Keeper:
         self._loop = Loop()
         self._child: int | None = None
         self._agent_handle: int | None = None
+        self._group: Group | None = None
         self._ended = self._dead = False
         ttl_s = orders["ttl_s"]
         self._expires = None if ttl_s is None else time.monotonic() + ttl_s
@@ -97,11 +100,14 @@ class Keeper:
         agent_listener = self._listen("agent.sock")
         self._control_listener = self._listen("control.sock")
         self._agent, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        memory = self._limit()
         pids = start_agent(
-            orders, out_of_the_way(theirs.detach()), out_of_the_way(agent_listener.detach()), log
+            orders, out_of_the_way(theirs.detach()), out_of_the_way(agent_listener.detach()), log, memory
         )
         os.close(log)
         self._child, agent_pid = pids
+        if self._group is not None:
+            self._group.add(agent_pid)
         self._agent_handle = os.pidfd_open(agent_pid)
         self._loop.children[self._child] = self._on_child_dead
         self._agent.settimeout(START_LIMIT_S)
@@ -110,6 +116,18 @@ class Keeper:
         except BrokenPipeError:
             pass  # Its end is seen, and its words are read, below.
         self._await_ready(server)
+
+    def _limit(self) -> int | None:
+        """Make the control groups; return a descriptor of the memory's events."""
+        limits = self._orders.get("limits")
+        if not limits:
+            return None
+        try:
+            self._group = limited(os.path.basename(os.fsdecode(self._folder)), limits)
+            events = self._group.open_events()
+        except (NoLimit, OSError) as error:
+            raise LaunchError("limits", str(error)) from error
+        return None if events is None else out_of_the_way(events)
 
     def _listen(self, name: str) -> socket.socket:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -226,6 +244,8 @@ class Keeper:
                     kill_all(descendants_of(os.getpid()))
                 time.sleep(POLL_S)
         self._ended = True
+        if self._group is not None:
+            remove_groups(self._group.folders)
         if self._orders["root"] is not None:
             for inner in reversed(self._orders["root"]["inner_mounts"]):
                 unmount(os.path.join(MERGED, inner))
@@ -245,7 +265,7 @@ class Keeper:
 
     def _remove_folder(self) -> None:
         """Remove what is known to be there; only a sandbox without isolation has a folder of free content."""
-        for name in ("ready", "agent.sock", "control.sock", "log", "meta.json"):
+        for name in ("ready", "agent.sock", "control.sock", "log", RECORD, "meta.json"):
             try:
                 os.unlink(name)
             except FileNotFoundError:
