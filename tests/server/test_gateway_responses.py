@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 import httpx
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inspan_server.model.capture import Capture
@@ -246,6 +246,7 @@ REPLIES = st.builds(
 )
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(REPLIES)
 def test_events_put_together_are_the_whole_answer(reply):
     ids = iter(range(100))

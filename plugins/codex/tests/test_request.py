@@ -6,7 +6,7 @@ import json
 import tomllib
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inspan_codex.declaration import HARNESS, read_options
@@ -188,6 +188,7 @@ TABLES = st.recursive(
 )
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(TABLES)
 def test_any_table_is_read_back_as_it_was(table):
     assert tomllib.loads(to_toml(table)) == table
