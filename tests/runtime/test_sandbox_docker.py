@@ -135,6 +135,9 @@ async def test_limits_are_the_engines(make_provider, docker_engine, mode):
             64 * 2**20,
             32,
         )
+        assert not (await sh(sandbox, "true")).out_of_memory
+        hungry = await sh(sandbox, "head -c 200000000 /dev/zero | tail -c 190000000 | wc -c", timeout_s=60)
+        assert hungry.out_of_memory and hungry.stdout == b"0\n"
         result = await sh(sandbox, "for n in $(seq 60); do sleep 5 & done 2>&1; wait", timeout_s=40)
         assert b"fork" in result.stdout or result.exit_code != 0, "60 processes were made with a limit of 32"
 

@@ -129,11 +129,13 @@ class PlainSandbox:
             raise ExecTimeout(f"{what} ran longer than {timeout_s:g} s and was killed")
         if word == scripts.NO_SETSID:
             raise SandboxError(f"{what}: the container has no setsid, which commands need without the agent")
-        if not word.isdigit():
+        code = word.removesuffix(scripts.OUT_OF_MEMORY)
+        if not code.isdigit():
             raise SandboxTransportError(f"{what} ended in a way that was not understood")
         (stdout, out_cut), (stderr, err_cut) = out.take(), err.take()
         return ExecResult(
-            exit_code=int(word),
+            exit_code=int(code),
+            out_of_memory=code != word,
             stdout=stdout,
             stderr=stderr,
             stdout_truncated=out_cut,

@@ -23,6 +23,13 @@ RUN = """
 t=$1; n=$2; d=$3; shift 3
 exec 3<&0 4>&1 5>&2 </dev/null
 x=
+kills() {
+  r=0
+  for f in /sys/fs/cgroup/memory/memory.oom_control /sys/fs/cgroup/memory.events; do
+    [ ! -r "$f" ] || while read -r a b; do [ "$a" != oom_kill ] || r=$b; done <"$f"
+  done
+}
+kills; before=$r
 trap 'x=t' USR1
 finish() { printf '%s%s\\n' "$m" "$1" >&4; printf '%s%s\\n' "$m" "$1" >&5; exit 0; }
 command -v setsid >/dev/null 2>&1 || finish s
@@ -36,6 +43,8 @@ setsid sh -c 'sleep "$1" || sleep "$2"; kill -USR1 "$4"; kill -9 -"$3" || kill -
 w=$!
 while wait "$c"; s=$?; kill -0 "$c"; do :; done
 kill -9 -"$w" || kill -9 "$w"
+kills
+[ "$r" = "$before" ] || s=${s}m
 finish "${x:-$s}"
 """
 
@@ -45,7 +54,7 @@ relay() { trap '' PIPE; cat; exec cat >/dev/null 2>&1; }
 { { "$@" 2>&1 >&8 8>&- | relay >&9 8>&- 9>&-; } 8>&1 9>&2 | relay 9>&-; }
 """
 
-TIMED_OUT, NO_SETSID = b"t", b"s"
+TIMED_OUT, NO_SETSID, OUT_OF_MEMORY = b"t", b"s", b"m"  # The last one follows an exit code.
 NOT_FOUND, UNSAFE, TOO_LARGE, SHORT = 41, 42, 43, 44
 
 # path, mode, size, part: received beside its name, then renamed.
