@@ -26,6 +26,7 @@ from inspan_core.sandbox import Mount, SandboxSpec
 from inspan_runtime.providers.docker.engine import explained, find_engine
 from inspan_runtime.providers.docker.provider import DockerProvider
 from inspan_runtime.providers.state_folder import is_held
+from inspan_runtime.testing.private_engine import private_docker
 from inspan_runtime.testing.sandbox_check_support import opened, out, sh
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker, pytest.mark.timeout(240)]
@@ -80,6 +81,37 @@ async def test_agent_is_mounted_by_default_and_not_on_a_remote_engine(make_provi
         assert sandbox.descriptor["isolation"] == "container"
     engine = find_engine("docker", ("--host", "tcp://127.0.0.1:2375"))
     assert not engine.is_local and find_engine("docker", docker_engine.options).is_local
+
+
+@pytest.mark.full
+async def test_engine_that_does_not_see_this_hosts_folders(tmp_path):
+    """Like a daemon that is reached by a forwarded socket: the agent cannot be mounted, all works by exec."""
+    with private_docker(hidden=str(tmp_path)) as engine:
+        provider = DockerProvider(
+            {
+                "engine_options": list(engine.options),
+                "image": IMAGE,
+                "runtime_dir": str(tmp_path / "run"),
+                "cache_dir": str(tmp_path / "cache"),
+            }
+        )
+        async with opened(provider, spec) as sandbox:
+            assert sandbox.descriptor["agent"] is False
+            assert await out(sandbox, "pwd") == b"/task\n"
+        assert engine.names() == [] and await provider.list({}) == []
+
+
+async def test_engine_that_is_down_loses_no_container(make_provider, docker_engine, tmp_path):
+    """What cannot be removed now stays known."""
+    provider = make_provider(agent="never")
+    sandbox = await provider.create(spec(), key="k")
+    os.kill(keeper_of(sandbox), signal.SIGKILL)
+    await becomes(lambda: not is_held(Path(sandbox.descriptor["state"])), "a killed keeper lives")
+    with pytest.raises(ProviderUnavailable):
+        await make_provider(engine_options=["--host", f"unix://{tmp_path}/none"]).list({})
+    assert docker_engine.names() == [sandbox.sandbox_id]
+    assert await provider.list({}) == []
+    assert docker_engine.names() == []
 
 
 async def test_image_without_anything_has_an_agent(make_provider):

@@ -140,7 +140,9 @@ def read_meta(path: Path) -> dict[str, Any] | None:
 
 def folders_in(folder: Path) -> Iterator[Path]:
     """Yield the sandboxes' folders, dead ones too, and remove what a killed creator left unfinished."""
-    for entry in os.scandir(folder):
+    with os.scandir(folder) as found:
+        entries = list(found)
+    for entry in entries:
         if not entry.name.startswith("."):
             yield Path(entry.path)
         elif time.time() - entry.stat(follow_symlinks=False).st_mtime > ABANDONED_AFTER_S:

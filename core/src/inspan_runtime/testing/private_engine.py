@@ -70,8 +70,11 @@ class PrivateEngine:
 
 
 @contextmanager
-def private_docker() -> Iterator[PrivateEngine]:
+def private_docker(hidden: str | None = None) -> Iterator[PrivateEngine]:
     """A private docker daemon with the images `IMAGE` and `EMPTY`; nothing of it is left.
+
+    Args:
+        hidden: A folder of the host that the daemon does not see, as one on another host would not.
 
     Raises:
         NoEngine: It cannot run here.
@@ -89,6 +92,9 @@ def private_docker() -> Iterator[PrivateEngine]:
         "--iptables=false",
         "--bridge=none",
     ]
+    if hidden is not None:
+        hide = 'mount -t tmpfs none "$0" && exec "$@"'
+        argv = ["unshare", "--mount", "--propagation", "private", "sh", "-c", hide, hidden, *argv]
     engine = PrivateEngine("docker", ("--host", f"unix://{folder}/sock"))
     with open(f"{folder}/log", "wb") as log:
         daemon = subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True)

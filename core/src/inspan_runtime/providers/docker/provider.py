@@ -20,6 +20,7 @@ from inspan_core.errors import (
     SandboxCreateError,
     SandboxError,
     SandboxGone,
+    SandboxTransportError,
 )
 from inspan_core.sandbox import Descriptor, Sandbox, SandboxSpec
 from inspan_runtime.providers import boot, state_folder
@@ -127,7 +128,7 @@ class DockerProvider:
             try:
                 made = await create(partial(self._plan, spec, engine, image, base))
             except KeeperRefused as error:
-                if base is None or self._mode == "always" or not _is_elsewhere(str(error)):
+                if base is None or self._mode == "always" or not _is_elsewhere(str(error), base):
                     raise
                 made = await create(partial(self._plan, spec, engine, image, None))
         except KeeperRefused as error:
@@ -306,7 +307,7 @@ class DockerProvider:
         """Remove the container of a keeper that was killed."""
         engine = self._engine()
         try:
-            subprocess.run(
+            run = subprocess.run(
                 engine.argv(*remove_arguments(engine, sandbox_id)),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -314,7 +315,11 @@ class DockerProvider:
                 env=dict(engine.env),
             )
         except subprocess.TimeoutExpired as error:
-            raise SandboxError(f"{sandbox_id}: the engine did not remove it in time") from error
+            raise SandboxTransportError(f"{sandbox_id}: the engine did not remove it in time") from error
+        if run.returncode != 0:
+            meant = explained(run.stderr.decode("utf-8", "replace"), what=sandbox_id)
+            if not isinstance(meant, SandboxGone):
+                raise meant
 
 
 def _default_cache_dir() -> str:
@@ -338,11 +343,10 @@ def _checked(descriptor: Descriptor) -> dict[str, Any]:
     return given
 
 
-def _is_elsewhere(said: str) -> bool:
+def _is_elsewhere(said: str, base: Path) -> bool:
     """Whether the engine does not see this host's folders."""
-    return (
-        bool(re.search(r"bind source path does not exist|statfs .*: no such file", said)) and "/door" in said
-    )
+    is_missing = re.search(r"bind source path does not exist|statfs .*: no such file", said)
+    return bool(is_missing) and (str(base) in said or "/door" in said)
 
 
 def _meant(error: KeeperRefused, *, what: str) -> SandboxError:
