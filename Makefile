@@ -9,7 +9,7 @@ help:
 	@echo "make demo       set up, then one real episode of a real harness in a sandbox, verified"
 	@echo "make test       set up, then all tests but the long ones (under 15 minutes)"
 	@echo "make test-full  all tests: every cell and mutant"
-	@echo "make lint types ruff; mypy strict"
+	@echo "make lint types ruff; mypy and pyright, both strict"
 	@echo "make format     let ruff format the code"
 	@echo "make docs       write the pages that are made from the machine's tables"
 	@echo "make dist       wheels of all distributions in dist/"
@@ -32,7 +32,10 @@ lint: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 
+# pyright brings a Node.js of its own from the registry, which nothing else needs.
 types: setup
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements-types.txt
+	@$(BIN)/pyright
 	@$(BIN)/mypy core/src supervisor/src server/src $(wildcard plugins/*/src)
 
 format: setup

@@ -9,8 +9,8 @@ Example::
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 import attrs
 
@@ -80,7 +80,7 @@ def _normalised_request(request: ResponsesRequest) -> dict[str, Any]:
 
 
 def _normalised(value: Any) -> Any:
-    kind: Any = type(value)
+    kind: Any = cast(Any, type(value))
     if attrs.has(kind):
         urls = url_fields(kind)
         return {
@@ -89,7 +89,7 @@ def _normalised(value: Any) -> Any:
             for item in (getattr(value, name),)
         }
     if isinstance(value, list | tuple):
-        return [_normalised(item) for item in value]
+        return [_normalised(item) for item in cast(Sequence[Any], value)]
     return value
 
 

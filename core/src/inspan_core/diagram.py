@@ -61,8 +61,8 @@ def page() -> str:
     """
     return (
         "# The session machine\n\n"
-        "Made from the tables in `inspan_core.tables` by `make docs`; that file explains them. Rows for signals "
-        "that cannot come in a phase are left out.\n\n"
+        "Made from the tables in `inspan_core.tables` by `make docs`; that file explains them. Rows for "
+        "signals that cannot come in a phase are left out.\n\n"
         f"![The phases of a session](machine.svg)\n\n{markdown()}"
     )
 

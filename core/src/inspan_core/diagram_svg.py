@@ -36,8 +36,8 @@ class Picture:
     boxes: dict[str, tuple[float, float]]
     width: float = 0
     height: float = 0
-    paths: list[str] = field(factory=list)
-    labels: list[Label] = field(factory=list)
+    paths: list[str] = field(factory=list[str])
+    labels: list[Label] = field(factory=list[Label])
 
 
 def ranks(phases: Sequence[str], arrows: Sequence[Arrow]) -> dict[str, int]:
@@ -65,7 +65,7 @@ def laid_out(phases: Sequence[str], arrows: Sequence[Arrow]) -> Picture:
     lanes = [arrow for arrow in arrows if rank[arrow[1]] != rank[arrow[0]] + 1]
     forward = sum(rank[end] > rank[start] for start, end, _ in lanes)
     left = MARGIN + forward * LANE_WIDTH
-    boxes = {
+    boxes: dict[str, tuple[float, float]] = {
         phase: (left + column * COLUMN_WIDTH, MARGIN + GAP + row * (BOX_HEIGHT + GAP))
         for row, members in enumerate(rows)
         for column, phase in enumerate(members)

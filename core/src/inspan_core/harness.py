@@ -46,7 +46,7 @@ class HarnessSpec:
     request_fields: Mapping[str, FieldUse]
     tool_sources: frozenset[ToolSource] = frozenset({"builtin"})
     builtin_tools: frozenset[str] = frozenset()
-    options: Mapping[str, Any] = field(factory=dict)
+    options: Mapping[str, Any] = field(factory=dict[str, Any])
     summary: str = ""
 
 
@@ -63,7 +63,7 @@ class SandboxCommand:
 
     argv: Sequence[str]
     python: str
-    env: Mapping[str, str] = field(factory=dict)
+    env: Mapping[str, str] = field(factory=dict[str, str])
 
 
 @frozen(kw_only=True)
@@ -318,7 +318,7 @@ class Artifacts:
         problems: What could not be had, or only in part.
     """
 
-    files: Mapping[str, bytes] = field(factory=dict)
+    files: Mapping[str, bytes] = field(factory=dict[str, bytes])
     problems: Sequence[ArtifactProblem] = ()
 
 
@@ -344,7 +344,7 @@ class ParseInput:
     interrupted: bool
     model_name: str
     sandbox_id: str | None = None
-    options: Mapping[str, Any] = field(factory=dict)
+    options: Mapping[str, Any] = field(factory=dict[str, Any])
 
 
 @frozen(kw_only=True)

@@ -12,7 +12,7 @@ orders and timers begin elsewhere for each session, so an answer that was meant 
 import zlib
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 from attrs import define, evolve, field
 
@@ -60,8 +60,8 @@ class _Record:
 
     session: Session
     at: float
-    orders: dict[int, type] = field(factory=dict)
-    timers: dict[int, Timer] = field(factory=dict)
+    orders: dict[int, type] = field(factory=dict[int, type])
+    timers: dict[int, Timer] = field(factory=dict[int, Timer])
 
     def waits(self, waiter: int) -> bool:
         session = self.session
@@ -174,7 +174,7 @@ class Host:
 
 def _objection(record: _Record, event: Any) -> str | None:
     """Say why the event cannot be, as far as one session's book tells, or None."""
-    kind = type(event)
+    kind = type(cast(object, event))
     if kind not in _EVENTS:
         return "it is not an event"
     if not isinstance(event.at, int | float):

@@ -7,6 +7,7 @@ import math
 from typing import Any, Literal, NoReturn
 
 from inspan_core.errors import WireError
+from inspan_core.json_shapes import is_array, is_object, is_tuple
 
 MAX_DEPTH = 100
 """Deepest nesting taken: real requests stay below 20, and Python's own recursion limit is 1,000."""
@@ -27,12 +28,12 @@ def bounded(value: Any, depth: int = 0) -> Any:
     """A copy of `value` that is small enough to be sent back: long text and long lists are cut."""
     if isinstance(value, str):
         return value if len(value) <= INPUT_TEXT_LIMIT else value[:INPUT_TEXT_LIMIT] + "..."
-    if isinstance(value, dict):
+    if is_object(value):
         if depth == INPUT_DEPTH_LIMIT:
             return {"...": len(value)}
         first = list(value.items())[:INPUT_ITEM_LIMIT]
         return {bounded(key): bounded(item, depth + 1) for key, item in first}
-    if isinstance(value, list | tuple):
+    if is_array(value) or is_tuple(value):
         if depth == INPUT_DEPTH_LIMIT:
             return ["..."] if value else []
         return [bounded(item, depth + 1) for item in value[:INPUT_ITEM_LIMIT]]
@@ -110,9 +111,9 @@ def _is_deeper(value: Any, max_depth: int) -> bool:
 
 
 def _children(value: Any) -> list[Any]:
-    if isinstance(value, dict):
+    if is_object(value):
         return [item for item in value.values() if isinstance(item, dict | list)]
-    if isinstance(value, list):
+    if is_array(value):
         return [item for item in value if isinstance(item, dict | list)]
     return []
 

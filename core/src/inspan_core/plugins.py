@@ -63,9 +63,9 @@ class Plugins:
     """
 
     problems: tuple[PluginProblem, ...]
-    _harnesses: Mapping[str, Harness | str] = field(repr=False)
-    _providers: Mapping[str, ProviderFactory | str] = field(repr=False)
-    _observers: tuple[_Loaded, ...] = field(repr=False)
+    _harnesses: Mapping[str, Harness | str] = field(repr=False, alias="harnesses")
+    _providers: Mapping[str, ProviderFactory | str] = field(repr=False, alias="providers")
+    _observers: tuple[_Loaded, ...] = field(repr=False, alias="observers")
 
     def harness_names(self) -> tuple[str, ...]:
         """The harnesses that can be used, sorted."""

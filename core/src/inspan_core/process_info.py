@@ -7,6 +7,8 @@ from typing import Any
 
 from attrs import frozen
 
+from inspan_core.json_shapes import is_object
+
 LIMIT_BYTES = 16 * 1024
 
 
@@ -33,7 +35,7 @@ def parse_runtime_info(text: str | bytes | None) -> HarnessProcessInfo | None:
         value: Any = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(value, dict):
+    if not is_object(value):
         return None
     hostname, pid, interpreter = value.get("hostname"), value.get("pid"), value.get("interpreter")
     if not isinstance(hostname, str) or not isinstance(interpreter, str) or not interpreter.startswith("/"):

@@ -11,6 +11,7 @@ from typing import Any
 from attrs import asdict, frozen
 
 from inspan_core.errors import EvidenceMissing, WireError
+from inspan_core.json_shapes import is_array, is_object
 from inspan_core.json_text import parse_json
 
 RECEIPT_LIMIT_BYTES = 64 * 1024
@@ -55,7 +56,7 @@ def parse_cleanup_receipt(data: bytes) -> CleanupReceipt:
         "error": (str, type(None)),
         "timed_out": (bool,),
     }
-    if not isinstance(value, dict) or set(value) != set(types):
+    if not is_object(value) or set(value) != set(types):
         raise EvidenceMissing(f"the receipt is malformed: expected exactly the fields {', '.join(types)}")
     for name, allowed in types.items():
         # type() and not isinstance: True is no exit code.
@@ -115,7 +116,7 @@ def parse_processes(data: bytes) -> ProcessesReport | None:
         value = parse_json(data, PROCESSES_LIMIT_BYTES)
     except WireError:
         return None
-    if not isinstance(value, dict):
+    if not is_object(value):
         return None
     return ProcessesReport(
         killed=_entries(value.get("killed")),
@@ -125,11 +126,11 @@ def parse_processes(data: bytes) -> ProcessesReport | None:
 
 
 def _entries(value: Any) -> tuple[ProcessEntry, ...]:
-    if not isinstance(value, list):
+    if not is_array(value):
         return ()
-    found = []
+    found: list[ProcessEntry] = []
     for item in value[:PROCESSES_LIMIT]:
-        if not isinstance(item, dict) or type(item.get("pid")) is not int:
+        if not is_object(item) or type(item.get("pid")) is not int:
             continue
         numbers = {
             key: item[key]

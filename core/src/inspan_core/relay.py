@@ -22,6 +22,7 @@ from inspan_core.harness import (
 )
 
 T = TypeVar("T")
+_OBJECT: type[dict[str, Any]] = dict
 
 HARNESS_HOOKS = ("inspan_install", "inspan_stage", "inspan_collect", "inspan_parse")
 """What a harness's own plugin must implement, beside `inspan_harness`."""
@@ -65,12 +66,12 @@ class Harness:
 
     spec: HarnessSpec
     distribution: str
-    _manager: pluggy.PluginManager = field(repr=False)
+    _manager: pluggy.PluginManager = field(repr=False, alias="manager")
 
     async def install(self, context: HarnessContext) -> Mapping[str, Any]:
         """Make the runtime ready in the session's sandbox; a JSON object that staging finds."""
         runtime = await self._awaitable("inspan_install", context=context)
-        return self._checked("inspan_install", runtime, dict, "a JSON object")
+        return self._checked("inspan_install", runtime, _OBJECT, "a JSON object")
 
     async def stage(self, context: ActivationContext) -> SandboxCommand:
         """Upload the activation's input; what to run."""

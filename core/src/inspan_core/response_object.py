@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from inspan_core.ending import Ending
 from inspan_core.findings import Outcome
@@ -39,7 +39,7 @@ def response_object(
     if ending.stop_reason is not None:
         metadata["stop_reason"] = ending.stop_reason
     failed = STATUSES[ending.outcome] == "failed"
-    message = str((ending.detail or {}).get("message")) if failed else None
+    message = str(cast(Mapping[str, Any], ending.detail or {}).get("message")) if failed else None
     return {
         "id": f"resp_{identity.replace('-', '')}",
         "object": "response",
@@ -67,7 +67,11 @@ def input_items(request: Mapping[str, Any]) -> list[dict[str, Any]]:
     given = request.get("input")
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
-    return [dict(item) for item in given or () if isinstance(item, Mapping)]
+    return [
+        dict(cast(Mapping[str, Any], item))
+        for item in cast(Sequence[Any], given or ())
+        if isinstance(item, Mapping)
+    ]
 
 
 def artifact_digest(run: ParseInput) -> str:

@@ -68,9 +68,9 @@ class SandboxSpec:
     workdir: str
     root: str = "host"
     image: str | None = None
-    env: Mapping[str, str] = field(factory=dict)
+    env: Mapping[str, str] = field(factory=dict[str, str])
     ttl_s: float | None = 24 * 3600.0
-    labels: Mapping[str, str] = field(factory=dict)
+    labels: Mapping[str, str] = field(factory=dict[str, str])
     mounts: tuple[Mount, ...] = ()
     reach: tuple[str, ...] = ()
     cpu: float | None = None
@@ -121,10 +121,12 @@ class Sandbox(Protocol):
     @property
     def descriptor(self) -> Descriptor:
         """A JSON object that `SandboxProvider.connect` takes."""
+        ...
 
     @property
     def sandbox_id(self) -> str:
         """The provider's name for it, for observations and messages."""
+        ...
 
     async def exec(
         self,
@@ -207,6 +209,7 @@ class SandboxProvider(Protocol):
     @property
     def name(self) -> str:
         """The kind, for example ``"bubblewrap"``."""
+        ...
 
     async def create(self, spec: SandboxSpec, *, key: str, timeout_s: float = 60.0) -> Sandbox:
         """Create a sandbox labelled with `key` before anything of it exists.

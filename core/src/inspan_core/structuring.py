@@ -19,6 +19,10 @@ from cattrs.gen import make_dict_structure_fn
 from inspan_core.constraint_checks import constraint_check, number_of_text
 from inspan_core.constraints import Constraint, HttpUrl
 from inspan_core.faults import Fault, Faults, fault
+from inspan_core.json_shapes import is_array, is_object
+
+Hook = Callable[[Any, Any], Any]
+HookFactory = Callable[[Any], Hook]
 
 
 def build_converter(checks: Mapping[type, Callable[[Any, Any], None]]) -> Converter:
@@ -33,14 +37,20 @@ def build_converter(checks: Mapping[type, Callable[[Any, Any], None]]) -> Conver
         converter.register_structure_hook(scalar, hook)
     converter.register_structure_hook_func(lambda kind: kind is Any, lambda value, _: value)
     converter.register_structure_hook_factory(lambda kind: _origin(kind) is Literal, _literal_hook)
-    converter.register_structure_hook_factory(_is_list, lambda kind: _list_hook(kind, converter))
-    converter.register_structure_hook_factory(_is_mapping, lambda kind: _mapping_hook(kind, converter))
-    converter.register_structure_hook_factory(_is_union, lambda kind: _union_hook(kind, converter))
-    converter.register_structure_hook_factory(_is_constrained, lambda kind: _checked_hook(kind, converter))
-    converter.register_structure_hook_factory(attrs.has, lambda kind: _class_hook(kind, converter, checks))
-    converter.register_unstructure_hook_factory(
-        lambda kind: _origin(kind) is tuple, lambda kind: _plain_list_hook(converter)
+    factories: tuple[tuple[Callable[[Any], bool], HookFactory], ...] = (
+        (_is_list, lambda kind: _list_hook(kind, converter)),
+        (_is_mapping, lambda kind: _mapping_hook(kind, converter)),
+        (_is_union, lambda kind: _union_hook(kind, converter)),
+        (_is_constrained, lambda kind: _checked_hook(kind, converter)),
+        (attrs.has, lambda kind: _class_hook(kind, converter, checks)),
     )
+    for fits, factory in factories:
+        converter.register_structure_hook_factory(fits, factory)
+
+    def unstructure_of(kind: Any) -> Callable[[Any], list[Any]]:
+        return _plain_list_hook(converter)
+
+    converter.register_unstructure_hook_factory(_is_tuple, unstructure_of)
     return converter
 
 
@@ -93,9 +103,10 @@ def _list_hook(kind: Any, converter: Converter) -> Callable[[Any, Any], Any]:
     inner = converter.get_structure_hook(item_kind)
 
     def structure(value: Any, _: Any) -> Any:
-        if type(value) is not list:
+        if not is_array(value):
             raise fault("list_type", "must be an array", value)
-        items, faults = [], []
+        items: list[Any] = []
+        faults: list[Fault] = []
         for index, item in enumerate(value):
             try:
                 items.append(inner(item, item_kind))
@@ -108,6 +119,10 @@ def _list_hook(kind: Any, converter: Converter) -> Callable[[Any, Any], Any]:
     return structure
 
 
+def _is_tuple(kind: Any) -> bool:
+    return get_origin(kind) is tuple
+
+
 def _is_mapping(kind: Any) -> bool:
     origin = get_origin(kind)
     return origin is dict or origin is Mapping
@@ -118,9 +133,10 @@ def _mapping_hook(kind: Any, converter: Converter) -> Callable[[Any, Any], Any]:
     inner = converter.get_structure_hook(item_kind)
 
     def structure(value: Any, _: Any) -> Any:
-        if type(value) is not dict:
+        if not is_object(value):
             raise fault("dict_type", "must be an object", value)
-        items, faults = {}, []
+        items: dict[str, Any] = {}
+        faults: list[Fault] = []
         for key, item in value.items():
             try:
                 items[_string(key, str)] = inner(item, item_kind)
@@ -152,7 +168,7 @@ def _union_hook(kind: Any, converter: Converter) -> Callable[[Any, Any], Any]:
             return choose(value)
         if len(members) == 1:
             return next(iter(hooks.values()))(value, members[0])
-        name: type = type(value)
+        name = type(cast(object, value))
         if name is int and int not in hooks:
             name = float
         if name not in hooks:
@@ -169,14 +185,15 @@ _JSON_NAMES: Mapping[type, str] = {
 }  # fmt: skip
 
 
-def _json_type(kind: Any) -> type:
+def _json_type(kind: Any) -> type[Any]:
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
     if get_origin(kind) is Literal:
-        return type(get_args(kind)[0])
+        literal: object = get_args(kind)[0]
+        return type(literal)
     if attrs.has(kind):
         return dict
-    origin: type = get_origin(kind) or kind
+    origin: type[Any] = get_origin(kind) or kind
     if issubclass(origin, Mapping):
         return dict
     return list if origin is tuple else origin
@@ -187,11 +204,11 @@ def _tag_hook(members: list[Any], converter: Converter) -> Callable[[Any], Any]:
     expected = ", ".join(repr(tag) for tag in tags)
 
     def structure(value: Any) -> Any:
-        if type(value) is not dict:
+        if not is_object(value):
             raise fault("model_attributes_type", "must be an object", value)
         if "kind" not in value:
             raise fault("union_tag_not_found", f"needs 'kind', one of {expected}", value)
-        tag = value["kind"]
+        tag: Any = value["kind"]
         member = tags.get(tag) if type(tag) is str else None
         if member is None:
             raise fault("union_tag_invalid", f"'kind' must be one of {expected}", value)
@@ -227,15 +244,18 @@ def _checked_hook(kind: Any, converter: Converter) -> Callable[[Any, Any], Any]:
 
 
 def _class_hook(
-    kind: type, converter: Converter, checks: Mapping[type, Callable[[Any, Any], None]]
+    kind: type[Any], converter: Converter, checks: Mapping[type, Callable[[Any, Any], None]]
 ) -> Callable[[Any, Any], Any]:
-    generated: Callable[[Any, Any], Any] = make_dict_structure_fn(
-        kind, converter, _cattrs_forbid_extra_keys=True, _cattrs_detailed_validation=True
+    generated = cast(
+        Hook,
+        make_dict_structure_fn(
+            kind, converter, _cattrs_forbid_extra_keys=True, _cattrs_detailed_validation=True
+        ),
     )
     check = checks.get(kind)
 
     def structure(value: Any, _: Any) -> Any:
-        if type(value) is not dict:
+        if not is_object(value):
             raise fault("model_attributes_type", "must be an object", value)
         try:
             made = generated(value, kind)

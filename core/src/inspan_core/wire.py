@@ -62,8 +62,8 @@ class DirectHttpAccess:
     base_url: Url
     kind: Literal["direct_http"] = "direct_http"
     required: bool = True
-    cookies: Headers = field(factory=dict, repr=False)
-    headers: Headers = field(factory=dict, repr=False)
+    cookies: Headers = field(factory=dict[str, str], repr=False)
+    headers: Headers = field(factory=dict[str, str], repr=False)
 
 
 @frozen(kw_only=True)
@@ -72,7 +72,7 @@ class McpConnection:
 
     url: Url
     transport: Literal["streamable_http"] = "streamable_http"
-    headers: Headers = field(factory=dict, repr=False)
+    headers: Headers = field(factory=dict[str, str], repr=False)
 
 
 @frozen(kw_only=True)
@@ -180,7 +180,7 @@ class ResponsesRequest:
     store: bool | None = None
     stream: Literal[False] | None = None
     user: str | None = None
-    raw: Mapping[str, Any] = field(factory=dict, eq=False, repr=False)
+    raw: Mapping[str, Any] = field(factory=dict[str, Any], eq=False, repr=False)
 
 
 REQUEST_DEFAULTS: Mapping[str, Any] = {
@@ -197,7 +197,7 @@ class TaskInput:
     """What a task gives to the agent and to its Resources Server."""
 
     responses_create_params: Mapping[str, Any]
-    task_data: Mapping[str, Any] = field(factory=dict)
+    task_data: Mapping[str, Any] = field(factory=dict[str, Any])
 
 
 @frozen(kw_only=True)

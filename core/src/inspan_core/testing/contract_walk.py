@@ -51,7 +51,7 @@ class Comparison:
     states: int = 0
     transitions: int = 0
     requests: int = 0
-    disagreements: dict[str, Disagreement] = field(factory=dict)
+    disagreements: dict[str, Disagreement] = field(factory=dict[str, Disagreement])
 
 
 @frozen

@@ -1,6 +1,6 @@
 """Which rows, targets, lessons and rungs of the tables an exploration has reached."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,7 +22,7 @@ class Coverage:
         reached: The names of reached places, as `places` names them.
     """
 
-    reached: set[str] = field(factory=set)
+    reached: set[str] = field(factory=set[str])
 
     def missing(self) -> list[str]:
         """Name the places that were not reached."""
@@ -67,7 +67,7 @@ def _rung(goal: Goal, number: int) -> str:
 
 
 @contextmanager
-def recording() -> Iterator[Coverage]:
+def recording() -> Generator[Coverage]:
     """Have the tables note what is reached, for as long as the context lasts."""
     coverage = Coverage()
     reached = coverage.reached

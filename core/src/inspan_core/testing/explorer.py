@@ -60,8 +60,8 @@ class Report:
     states: int = 0
     transitions: int = 0
     probes: int = 0
-    findings: list[Finding] = field(factory=list)
-    unreached: list[str] = field(factory=list)
+    findings: list[Finding] = field(factory=list[Finding])
+    unreached: list[str] = field(factory=list[str])
 
 
 class Explorer:

@@ -80,7 +80,7 @@ def waiters_answered_once(t: Transition) -> None:
     """13: nobody is answered twice, forgotten, or left waiting in a resting phase."""
     before, after = _rank(t.before.session), _rank(t.session)
     waiter: int | None = getattr(t.event, "waiter", None)
-    waiting = frozenset() if isinstance(t.event, Restarted) else before
+    waiting: frozenset[int] = frozenset() if isinstance(t.event, Restarted) else before
     if isinstance(t.event, ClientGone):
         waiting -= {t.event.waiter}
     elif waiter is not None:

@@ -5,7 +5,7 @@ written by hand, each a mistake that somebody could make, with the promise that 
 many more: every rung dropped or swapped with the next, every lesson unlearnt, every rule's handler idle.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -51,7 +51,7 @@ class Mutant:
     breaks: tuple[int, ...] = ()
 
     @contextmanager
-    def applied(self) -> Iterator[None]:
+    def applied(self) -> Generator[None]:
         """Make the machine wrong for as long as the context lasts."""
         kept = self.table[self.key]
         self.table[self.key] = self.value

@@ -83,7 +83,8 @@ def sandbox_by_owner(t: Transition, order: Order, world: World) -> None:
     require(world.sandbox is not Truth.CREATING, 10, "a sandbox is stopped while it is being created")
     if world.sandbox is not Truth.LIVE:
         return
-    tried = t.before.tried | ({t.before.world.order} if t.before.world.order is not None else frozenset())
+    joined = t.before.world.order
+    tried = t.before.tried if joined is None else t.before.tried | {joined}
     if world.launches and world.evidence is None:
         require(StopHarness in tried, 4, "a sandbox is stopped before the harness was asked to stop")
         return

@@ -50,7 +50,7 @@ def retell(events: Sequence[Event], settings: Settings) -> list[Chapter]:
 
 def told(story: Sequence[Chapter]) -> str:
     """Print a story: one line for each event, and what came of it."""
-    lines = []
+    lines: list[str] = []
     for number, chapter in enumerate(story, start=1):
         lines.append(f"{number:3}. {chapter.event}")
         lines.extend(f"       -> {effect}" for effect in chapter.effects)
