@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import stat
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -13,7 +15,13 @@ import anyio
 import pytest
 
 from inspan_core.errors import InstallError
-from inspan_runtime.install_build import HostBuildFolder, package_client_env, unpack_zip
+from inspan_runtime.install_build import (
+    HostBuildFolder,
+    npm_integrity,
+    package_client_env,
+    unpack_tgz,
+    unpack_zip,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -56,7 +64,7 @@ async def test_a_command_past_its_time_is_killed_with_its_children(folder, tmp_p
         await folder.run(["sh", "-c", script], cwd=str(tmp_path), env={}, timeout_s=1)
     pid = int(pid_file.read_text())
     with anyio.fail_after(20):
-        while is_running(pid):  # noqa: ASYNC110 (another process)
+        while is_running(pid):
             await anyio.sleep(0.01)
 
 
@@ -143,3 +151,68 @@ def test_a_zip_entry_that_leads_out_is_refused(tmp_path, name):
     with pytest.raises(InstallError, match="not a plain file inside"):
         unpack_zip(tmp_path / "bad.whl", tmp_path / "unpacked")
     assert not (tmp_path / "out").exists()
+
+
+def tgz(path, *entries):
+    """A package archive: entries are (name, content or None, type, mode)."""
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content, kind, mode in entries:
+            member = tarfile.TarInfo(name)
+            member.type, member.mode, member.size = kind, mode, len(content or b"")
+            member.linkname = "elsewhere"
+            archive.addfile(member, io.BytesIO(content or b""))
+    return path
+
+
+def test_a_package_is_unpacked_with_its_modes(tmp_path):
+    source = tgz(
+        tmp_path / "p.tgz",
+        ("package", None, tarfile.DIRTYPE, 0o755),
+        ("package/bin/program", b"run", tarfile.REGTYPE, 0o755),
+        ("package/README.md", b"read", tarfile.REGTYPE, 0o664),
+    )
+    unpack_tgz(source, tmp_path / "out")
+    program, readme = tmp_path / "out/package/bin/program", tmp_path / "out/package/README.md"
+    assert (program.read_bytes(), stat.S_IMODE(program.stat().st_mode)) == (b"run", 0o755)
+    assert (readme.read_bytes(), stat.S_IMODE(readme.stat().st_mode)) == (b"read", 0o644)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("../out", tarfile.REGTYPE),
+        ("/out", tarfile.REGTYPE),
+        ("package/link", tarfile.SYMTYPE),
+        ("package/hard", tarfile.LNKTYPE),
+        ("package/pipe", tarfile.FIFOTYPE),
+    ],
+)
+def test_a_package_cannot_reach_out(tmp_path, name, kind):
+    source = tgz(tmp_path / "p.tgz", (name, b"", kind, 0o644))
+    with pytest.raises(InstallError, match="not a plain file inside"):
+        unpack_tgz(source, tmp_path / "into")
+    assert [path.name for path in tmp_path.iterdir()] == ["p.tgz"]
+
+
+@pytest.mark.parametrize("data", [b"", b"no archive", b"\x1f\x8b\x08\x00broken"])
+def test_what_is_no_package_is_an_install_error(tmp_path, data):
+    (tmp_path / "p.tgz").write_bytes(data)
+    with pytest.raises(InstallError, match="is not a package archive"):
+        unpack_tgz(tmp_path / "p.tgz", tmp_path / "into")
+
+
+def test_the_digest_is_as_lockfiles_write_it(tmp_path):
+    (tmp_path / "empty").touch()
+    assert npm_integrity(tmp_path / "empty") == (
+        "sha512-z4PhNX7vuL3xVChQ1m2AB9Yg5AULVxXcg/SpIdNs6c5H0NE8XYXysP+DGNKHfuwvY7kxvUdBeoGlODJ6+SfaPg=="
+    )
+
+
+@pytest.mark.registry
+@pytest.mark.full
+@pytest.mark.timeout(300)
+async def test_a_package_of_another_digest_is_refused(tmp_path):
+    folder = HostBuildFolder(tmp_path, client_env=package_client_env(os.environ))
+    refused = r"ms@2\.1\.3 has the digest sha512-.*, expected sha512-x: refused"
+    with pytest.raises(InstallError, match=refused):
+        await folder.fetch_npm_package("ms@2.1.3", integrity="sha512-x")

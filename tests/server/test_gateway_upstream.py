@@ -1,7 +1,7 @@
 """The gateway in front of a real model server: what passes, what is kept, and what is never recorded."""
 
 import json
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext, suppress
 
 import anyio
 import httpx
@@ -137,6 +137,20 @@ async def test_errors_pass_with_status_and_body(route, body, status):
     assert [(c.status, c.outcome, c.response["code"]) for c in capture.calls("r1")] == [
         (status, "refused", status)
     ] * 2
+
+
+async def test_only_the_repetition_of_a_call_without_a_good_answer_is_a_further_attempt():
+    answers = [Response(b"{}", 500), streaming(STREAM[:2]), streaming(STREAM), streaming(STREAM)]
+    async with gateway(answers) as (client, capture, _):
+        for number in range(4):
+            with suppress(httpx.RemoteProtocolError) if number == 1 else nullcontext():
+                await client.post(path(), json={**CHAT, "stream": True})
+    assert [(c.attempt, c.outcome) for c in capture.calls("r1")] == [
+        (1, "refused"),
+        (2, "dropped"),
+        (3, "answered"),
+        (1, "answered"),
+    ]
 
 
 async def test_an_error_that_is_not_json_passes_too():

@@ -243,7 +243,8 @@ def unpack_tgz(source: Path, target: Path) -> None:
                 if entry.isdir():
                     continue
                 if name.is_absolute() or ".." in name.parts or not entry.isfile() or content is None:
-                    raise InstallError(f"{source.name} holds an entry that is not a plain file inside: {name}")
+                    what = f"an entry that is not a plain file inside: {name}"
+                    raise InstallError(f"{source.name} holds {what}")
                 room -= entry.size
                 if room < 0:
                     raise InstallError(f"{source.name} unpacks to more than {MAX_UNPACKED_BYTES} bytes")

@@ -57,6 +57,8 @@ def test_prompt_instructions_and_model_reach_files_and_standard_input_only():
     assert (provider["base_url"], provider["experimental_bearer_token"]) == (
         "http://127.0.0.1:8/ng-rollout/r/v1", 'sk-"x',
     )  # fmt: skip
+    # A key that the pinned version did not know would end the run, instead of being ignored.
+    assert "--strict-config" in made["argv"]
     assert (made["argv"][0], made["program"]) == ("inspan-h", "/opt/rt/bin/inspan-h")
     shown = json.dumps([made["argv"], made["env"]])
     assert all(word not in shown for word in ("codex", "Do", "brief", "sk-", "policy", "127.0"))

@@ -44,7 +44,9 @@ class Exchange:
     jars: CookieJars
 
     def finish(self, status: int | None, response: Any, outcome: CallOutcome) -> None:
-        """Write the call's record."""
+        """Write the call's record; only the first call counts."""
+        if self.call.finished:
+            return
         self.rollout.last_was_good = outcome == "answered"
         self.call.finish(status=status, response=response, outcome=outcome)
 
