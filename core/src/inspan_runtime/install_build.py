@@ -239,18 +239,20 @@ def unpack_tgz(source: Path, target: Path) -> None:
     try:
         with tarfile.open(source) as archive:
             for entry in archive:
-                name, content = PurePosixPath(entry.name), archive.extractfile(entry)
+                name = PurePosixPath(entry.name)
                 if entry.isdir():
                     continue
-                if name.is_absolute() or ".." in name.parts or not entry.isfile() or content is None:
+                if name.is_absolute() or ".." in name.parts or not entry.isfile():
                     what = f"an entry that is not a plain file inside: {name}"
                     raise InstallError(f"{source.name} holds {what}")
                 room -= entry.size
                 if room < 0:
                     raise InstallError(f"{source.name} unpacks to more than {MAX_UNPACKED_BYTES} bytes")
                 (target / name).parent.mkdir(parents=True, exist_ok=True)
+                content = archive.extractfile(entry)
                 with (target / name).open("wb") as out:
-                    shutil.copyfileobj(content, out, 1024 * 1024)
+                    if content is not None:
+                        shutil.copyfileobj(content, out, 1024 * 1024)
                 (target / name).chmod(0o755 if entry.mode & 0o100 else 0o644)
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise InstallError(f"{source.name} is not a package archive: {error}") from error
