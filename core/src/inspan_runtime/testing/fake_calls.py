@@ -54,7 +54,7 @@ class Caller:
         if kind_of_fault is FaultKind.GONE and machine is not None:
             machine.end()
         if kind_of_fault is FaultKind.HANG:
-            await self._hang()
+            await self._hang(machine)
         if kind_of_fault in (FaultKind.SLOW, FaultKind.ERROR_BEFORE):
             await self._travel(delay_s)
         if kind_of_fault is FaultKind.ERROR_BEFORE:
@@ -74,7 +74,7 @@ class Caller:
             await self._travel(delay_s)
             self._fail(about)
         if kind_of_fault is FaultKind.LOST_ANSWER:
-            await self._hang()
+            await self._hang(machine)
         await self._travel(0.0)
         return result
 
@@ -85,9 +85,14 @@ class Caller:
             await anyio.lowlevel.checkpoint()
         self._alive()
 
-    async def _hang(self) -> NoReturn:
-        await anyio.sleep_forever()
-        raise AssertionError  # it never wakes
+    async def _hang(self, machine: FakeMachine | None) -> NoReturn:
+        """Until it is cancelled, or the sandbox ends."""
+        if machine is None:
+            await anyio.sleep_forever()
+        else:
+            while machine.is_alive:
+                await machine.changed()
+        raise SandboxGone("the sandbox ended while the call hung")
 
     def _fail(self, about: str) -> NoReturn:
         raise SandboxTransportError(f"the connection broke: {about}")

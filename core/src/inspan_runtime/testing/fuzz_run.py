@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
-from attrs import define, frozen
+from attrs import define, evolve, frozen
 
 from inspan_core.errors import PluginError
 from inspan_core.harness import ParsedActivation, ParseInput
@@ -34,7 +35,7 @@ from inspan_runtime.testing.fuzz_witness import RUN_TIMEOUT_S, Lookout, Witness
 from inspan_runtime.testing.memory_journal import MemoryJournal
 from inspan_runtime.testing.scenarios import Ask, Scenario
 from inspan_runtime.testing.scheduler import SteppedLoop, Stuck
-from inspan_runtime.testing.schedules import Scheduler
+from inspan_runtime.testing.schedules import Scheduler, doing
 
 NOT_WELL = "a run that could end well did not"
 WORKDIR = "/work"
@@ -254,6 +255,8 @@ class _Play:
             await anyio.sleep(SETTINGS.retry_window_s * 2)
             if service.phases:
                 self.world.breaks("a session was never forgotten", str(dict(service.phases)))
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                self.world.breaks("something is left", f"a task: {doing(task)}")
 
     def _service(self) -> AgentService:
         owned = OwnedSandbox(provider=KIND, spec=SandboxSpec(workdir=WORKDIR, ttl_s=None))
@@ -265,7 +268,7 @@ class _Play:
                 model_name="fuzz",
                 run_timeout_s=RUN_TIMEOUT_S,
                 concurrency=1,
-                session=SETTINGS,
+                session=evolve(SETTINGS, lease_s=self.scenario.lease_s),
                 supervision=Supervision(grace_s=2.0, cleanup_timeout_s=6.0),
                 session_dir_root=FOLDER_ROOT,
                 owned=owned if self.scenario.owned else None,
@@ -310,11 +313,13 @@ class _Play:
     # --- at the end --------------------------------------------------------------------------------
 
     def _check_the_activation(self) -> None:
-        main = self.clients[0]
-        must = self.witness.must_end_well(main.subject.name, self.scenario)
-        if must and (main.activated is None or main.activated.status != 200):
-            told = "its seed failed" if main.activated is None else f"it was answered {main.activated.status}"
-            self.world.breaks(NOT_WELL, told)
+        for client in self.clients:
+            name, answer = client.subject.name, client.activated
+            is_main = client is self.clients[0]
+            must = self.witness.must_end_well(name, self.scenario, is_visited=is_main)
+            if must and (answer is None or answer.status != 200):
+                told = "its seed failed" if answer is None else f"it was answered {answer.status}"
+                self.world.breaks(NOT_WELL, f"{name}: {told}")
 
     def _check_the_end(self) -> None:
         for line in self.witness.leftovers(FOLDER_ROOT, self.scenario):

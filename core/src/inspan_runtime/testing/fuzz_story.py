@@ -33,6 +33,8 @@ def _outline(scenario: Scenario) -> Iterator[str]:
     yield "the main client seeds, activates and closes" + (
         "; so does a neighbour, for the same slot" if scenario.neighbour else ""
     )
+    if scenario.owned and scenario.lease_s is not None:
+        yield f"a sandbox may live for {scenario.lease_s:g} s"
     for visit in scenario.visits:
         stays = "" if visit.stays is None else f", and is gone after {visit.stays} more"
         when = f"after {visit.at_call} calls"

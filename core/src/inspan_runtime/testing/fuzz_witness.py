@@ -24,6 +24,7 @@ from inspan_runtime.testing.scenarios import Ask, Scenario
 from inspan_supervisor import PROCESSES_FILE, RECEIPT_FILE, RETIRED_SUFFIX
 
 SMALL_DELAY_S = 1.0
+CUT_OFF = ("is being closed", "the lease of its sandbox is over")
 RUN_TIMEOUT_S = 60.0
 _RELEASES = (CallKind.REMOVE, CallKind.DISCONNECT, CallKind.STOP, CallKind.CLOSE_CLIENT)
 _BROKEN = (FaultKind.ERROR_BEFORE, FaultKind.ERROR_AFTER)
@@ -221,14 +222,17 @@ class Witness:
 
     # --- what must be, not only what must not --------------------------------------------------------
 
-    def must_end_well(self, session: str, scenario: Scenario) -> bool:
-        """Whether nothing happened that may keep the activation of the main session from its 200."""
+    def must_end_well(self, session: str, scenario: Scenario, *, is_visited: bool) -> bool:
+        """Whether nothing happened that may keep a session's activation from its 200."""
         seen, harness = self.of(session), scenario.harness
         # What a plugin makes of a bad exit code or of a deadline is its own affair.
         ends_well = harness.return_code == 0 and harness.runs_s < RUN_TIMEOUT_S
         if seen.excuses or not ends_well or not harness.is_proven or harness.dies_after_s is not None:
             return False
-        if any(visit.ask in (Ask.CLOSE, Ask.OTHER_ACTIVATE, Ask.OTHER_SEED) for visit in scenario.visits):
+        spoils = (Ask.CLOSE, Ask.OTHER_ACTIVATE, Ask.OTHER_SEED)
+        if is_visited and any(visit.ask in spoils for visit in scenario.visits):
+            return False
+        if scenario.owned and scenario.lease_s is not None:
             return False
         return all(
             (_is_survivable(call.kind, call.about, call.fault) or self._is_reconnect(call, scenario))
@@ -298,8 +302,8 @@ def _is_survivable(kind: CallKind, about: str, fault: Any) -> bool:
 
 
 def _is_refusal(answer: Answer) -> bool:
-    """Whether it says nothing of the run: refused, or cut off by a close."""
-    return answer.status in (409, 422) or str(answer.body.get("detail", "")).endswith("is being closed")
+    """Whether it says nothing of the run: refused, or cut off by a close or by the end of a lease."""
+    return answer.status in (409, 422) or str(answer.body.get("detail", "")).endswith(CUT_OFF)
 
 
 def _short(answer: Answer) -> str:

@@ -57,6 +57,7 @@ class Scenario:
         kills: The server dies as soon as it has made so many journal records.
         latency_s: How long a call travels.
         thinks_s: How long a main client does nothing between an answer and its next request.
+        lease_s: How long an owned sandbox may live before its session is closed, or None.
         neighbour: Whether another session shares the server and its one concurrency slot.
         schedule: Which ready task goes first.
     """
@@ -68,6 +69,7 @@ class Scenario:
     kills: tuple[int, ...] = ()
     latency_s: float = 0.01
     thinks_s: float = 0.0
+    lease_s: float | None = None
     neighbour: bool = False
     schedule: Schedule = field(factory=Schedule)
 
@@ -127,6 +129,7 @@ def scenarios(*, kills: bool = True) -> st.SearchStrategy[Scenario]:
         kills=_tuples(st.integers(1, RECORDS_OF_A_SESSION), 2) if kills else st.just(()),
         latency_s=st.sampled_from((0.01, 0.0)),
         thinks_s=st.sampled_from((0.0, 1.0)),
+        lease_s=st.sampled_from((None, None, None, 0.1, 15.0)),
         neighbour=st.booleans(),
         schedule=schedules(),
     )
