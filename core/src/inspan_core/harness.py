@@ -353,9 +353,9 @@ class ParsedActivation:
 
     Attributes:
         outcome: COMPLETED (the harness finished by itself) and INCOMPLETE (a model or configured limit;
-            partial work may be graded) are answered 200, FAILED (provider, launch, harness or model failure that a
-            retry may cure) 503, UNPROCESSABLE (what a retry cannot fix: 401, an overflow with nothing to
-            grade) 422.
+            partial work may be graded) are answered 200, FAILED (provider, launch, harness or model failure
+            that a retry may cure) 503, UNPROCESSABLE (what a retry cannot fix: 401, an overflow with nothing
+            to grade) 422.
         response: A Responses API object; None when there is none to answer with.
         observations: Records and gaps.
         detail: For FAILED and UNPROCESSABLE: the sentence or object for ``detail``.
