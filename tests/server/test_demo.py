@@ -13,9 +13,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from anyio.from_thread import start_blocking_portal
+
+from inspan_server.environment.demo_task import demo_script
+from inspan_server.model.capture import Capture
+from inspan_server.model.gateway import create_gateway
+from inspan_server.model.script import parse_script
+from inspan_server.serving import served
 
 PR_SET_CHILD_SUBREAPER = 36
 LIMIT_S = 40
@@ -374,6 +382,57 @@ def test_episodes_that_do_not_go_well(machine, script, reward, said):
     (rollout,) = (machine.root / "cwd" / "records" / "rollout.jsonl").read_text().splitlines()
     assert json.loads(rollout)["reward"] == reward
     assert json.loads(rollout)["receipt"]["cleanup_confirmed"] is True
+    assert machine.leftovers() == []
+
+
+@pytest.fixture
+def model_url():
+    """A function that serves a script as a real model's server would, with a key; the base URL."""
+    with ExitStack() as open_until_the_end:
+        portal = open_until_the_end.enter_context(start_blocking_portal())
+
+        def serve(script):
+            app = create_gateway(parse_script(script), Capture(), keys={"up": "sk-real"})
+            url = portal.wrap_async_context_manager(served(app, graceful_timeout_s=0.2))
+            return f"{open_until_the_end.enter_context(url)}/ng-rollout/up/v1"
+
+        yield serve
+
+
+def test_a_real_model_in_place_of_a_script(machine, model_url):
+    arguments = ("--harness", "echo", "--sandbox", "local", "--model-url", model_url(demo_script("echo")))
+    named = ("--model", "org/real", "--model-key-env", "REAL_KEY")
+    code, out, err = machine.run(*arguments, *named, "--json", REAL_KEY="sk-real")
+    assert (code, err) == (0, ""), out + err
+    value = json.loads(out)
+    assert (value["reward"], value["healthy"]) == (1, True)
+    assert {call["request"]["model"] for call in value["model_calls"]} == {"org/real"}
+    assert value["usage"]["total_tokens"] == value["response"]["usage"]["total_tokens"]
+    assert "sk-real" not in out
+    refused = machine.run(*arguments, *named)
+    assert (refused[0], "'REAL_KEY' is not set" in refused[2]) == (2, True)
+    both = machine.run(*arguments, "--script", "x")
+    assert (both[0], "either a script or a server" in both[2]) == (2, True)
+    assert machine.leftovers() == []
+
+
+@needs_bubblewrap
+@pytest.mark.registry
+@pytest.mark.full
+@pytest.mark.timeout(400)
+def test_a_harness_of_responses_with_a_model_that_has_only_chat_completions(machine, model_url):
+    machine.limit_s = 360
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    model = ("--model-url", model_url(demo_script("codex")), "--model-api", "chat_completions")
+    key = {"XDG_CACHE_HOME": cache, "REAL_KEY": "sk-real"}
+    code, out, err = machine.run("--harness", "codex", *model, "--model-key-env", "REAL_KEY", "--json", **key)
+    assert (code, err) == (0, ""), out + err
+    value = json.loads(out)
+    assert (value["reward"], value["healthy"]) == (1, True)
+    assert {call["route"] for call in value["model_calls"]} == {"/v1/responses"}
+    assert [item["type"] for item in value["response"]["output"]][:2] == ["reasoning", "function_call"]
+    assert value["usage"]["total_tokens"] == value["response"]["usage"]["total_tokens"]
+    assert value["agent_observations"]["gaps"] == []
     assert machine.leftovers() == []
 
 

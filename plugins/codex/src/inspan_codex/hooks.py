@@ -14,6 +14,7 @@ from inspan_codex.declaration import HARNESS, read_options
 from inspan_codex.request import read_request
 from inspan_codex.servers import read_servers
 from inspan_codex.settings import HOME, run_order
+from inspan_core.errors import ExecTimeout
 from inspan_core.harness import (
     ActivationContext,
     CollectContext,
@@ -89,12 +90,16 @@ async def inspan_collect(context: CollectContext) -> None:
 async def _threads(context: CollectContext) -> list[str]:
     """Names of Codex's own records; it chooses them by date and id, so they have to be looked for."""
     home = f"{context.session_dir}/{HOME}"
-    listing = await context.sandbox.exec(
-        ["sh", "-c", 'cd "$0" && ls -d sessions/*/*/*/rollout-*.jsonl', home],
-        timeout_s=LIST_TIMEOUT_S,
-        cwd="/",
-        output_limit_bytes=64 * 1024,
-    )
+    try:
+        listing = await context.sandbox.exec(
+            ["sh", "-c", 'cd "$0" && ls -d sessions/*/*/*/rollout-*.jsonl', home],
+            timeout_s=LIST_TIMEOUT_S,
+            cwd="/",
+            output_limit_bytes=64 * 1024,
+        )
+    except ExecTimeout:
+        # A task can make its folder slow to read; the rest of the evidence counts all the same.
+        return []
     lines = listing.stdout.decode("utf-8", "replace").split("\n")
     return [f"{HOME}/{line}" for line in lines if _THREAD.fullmatch(line)][:MAX_THREADS]
 

@@ -18,6 +18,7 @@ from typing import Any
 import anyio
 from attrs import define, evolve, field, frozen
 
+from inspan_core.errors import UsageError
 from inspan_core.harness import HarnessSpec
 from inspan_core.hookspecs import hookimpl
 from inspan_core.plugins import Plugins, load_plugins
@@ -27,7 +28,14 @@ from inspan_runtime.providers import builtin
 from inspan_runtime.service import SessionEvidence
 from inspan_server.cli import report
 from inspan_server.cli.demo_result import put_together
-from inspan_server.cli.demo_servers import DemoPlan, DemoServers, WatchedProvider, demo_servers, run_request
+from inspan_server.cli.demo_servers import (
+    MODEL,
+    DemoPlan,
+    DemoServers,
+    WatchedProvider,
+    demo_servers,
+    run_request,
+)
 from inspan_server.cli.exit_codes import DONE, FAILED, INFRASTRUCTURE, interrupted
 from inspan_server.cli.run_folder import RunFolder
 from inspan_server.cli.screen import Screen
@@ -37,6 +45,7 @@ from inspan_server.environment.demo_task import DEMO_TASK, demo_script
 from inspan_server.environment.task import Task, load_task
 from inspan_server.model.capture import Capture
 from inspan_server.model.script import Script, load_script, parse_script
+from inspan_server.model.upstream import Upstream
 
 DIFF_LIMIT_BYTES = 1024 * 1024
 REPOSITORY_LIMIT_BYTES = 64 * 1024 * 1024
@@ -53,6 +62,8 @@ class DemoOptions:
         run_dir: Where the run's records go; None: a new folder below ``./runs``.
         task: A task's folder; None: the built-in task.
         script: A script's file; None: the one that solves the built-in task.
+        upstream: A real model's server in place of a script.
+        model: The model to ask for.
     """
 
     harness: str = "pi"
@@ -62,6 +73,8 @@ class DemoOptions:
     run_dir: str | None = None
     task: str | None = None
     script: str | None = None
+    upstream: Upstream | None = None
+    model: str = MODEL
 
 
 @define
@@ -87,7 +100,8 @@ def run_demo(options: DemoOptions) -> int:
     Raises:
         PluginError: An unknown harness or sandbox provider.
         ProviderUnavailable: The host lacks what the sandbox provider needs.
-        UsageError: The run folder, the task or the script cannot be used.
+        UsageError: The run folder, the task or the script cannot be used, or there is a script beside a
+            real model.
     """
     screen = Screen(options.as_json)
     timeline = Timeline(time.monotonic, screen.on_entry)
@@ -97,9 +111,7 @@ def run_demo(options: DemoOptions) -> int:
     harness = plugins.harness(options.harness).spec
     provider = WatchedProvider(plugins.provider_factory(options.sandbox)({}))
     task = DEMO_TASK if options.task is None else load_task(options.task)
-    script = (
-        parse_script(demo_script(harness.name)) if options.script is None else load_script(options.script)
-    )
+    script = _script(options, harness)
     folder = RunFolder.make(options.run_dir)
     demo = _Demo(
         options=options,
@@ -124,7 +136,7 @@ class _Demo:
     plugins: Plugins
     provider: WatchedProvider
     task: Task
-    script: Script
+    script: Script | None
     folder: RunFolder
     screen: Screen
     timeline: Timeline
@@ -189,6 +201,8 @@ class _Demo:
             episode_id=self.episode_id,
             task=self.task,
             script=self.script,
+            upstream=self.options.upstream,
+            model=self.options.model,
             scratch=scratch,
             timeline=self.timeline,
             capture=self.capture,
@@ -254,6 +268,16 @@ class _Demo:
             self.screen.warn(f"nothing was run: {value['failure']['failure_reason']}")
             return INFRASTRUCTURE
         return DONE if result.is_healthy and result.reward == 1 else FAILED
+
+
+def _script(options: DemoOptions, harness: HarnessSpec) -> Script | None:
+    if options.upstream is not None:
+        if options.script is not None:
+            raise UsageError("the model is either a script or a server: give --script or --model-url")
+        return None
+    if options.script is not None:
+        return load_script(options.script)
+    return parse_script(demo_script(harness.name))
 
 
 def episode_id_of(token: str) -> EpisodeId:

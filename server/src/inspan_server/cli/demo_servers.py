@@ -32,6 +32,7 @@ from inspan_server.environment.task import Task
 from inspan_server.model.capture import Capture
 from inspan_server.model.gateway import create_gateway
 from inspan_server.model.script import Script
+from inspan_server.model.upstream import Upstream
 from inspan_server.serving import served
 
 PROVIDER_REF = "sandbox"
@@ -78,7 +79,9 @@ class DemoPlan:
 
     Attributes:
         task: The one task.
-        script: What the model answers.
+        script: What the model answers; None with an upstream.
+        upstream: The real model's server; None with a script.
+        model: The model to ask for.
         scratch: A folder of the host for what a provider without isolation shares; removed afterwards.
         before_stop: As in `create_resources_app`.
     """
@@ -89,7 +92,9 @@ class DemoPlan:
     provider: WatchedProvider
     episode_id: EpisodeId
     task: Task
-    script: Script
+    script: Script | None
+    upstream: Upstream | None = None
+    model: str = MODEL
     scratch: str
     timeline: Timeline
     capture: Capture
@@ -123,7 +128,13 @@ async def demo_servers(plan: DemoPlan) -> AsyncIterator[DemoServers]:
         ConfigError: The harness or the provider refuses its configuration.
     """
     model_key = f"sk-{secrets.token_hex(16)}"
-    gateway = create_gateway(plan.script, plan.capture, keys=lambda rollout_key: model_key, models=(MODEL,))
+    gateway = create_gateway(
+        plan.script,
+        plan.capture,
+        upstream=plan.upstream,
+        keys=lambda rollout_key: model_key,
+        models=(plan.model,),
+    )
     async with _served(gateway) as model_url:
         agent = create_app(
             _agent_config(plan, model_url),
@@ -156,7 +167,7 @@ def _agent_config(plan: DemoPlan, model_url: str) -> Any:
     return parse_config(
         {
             "harness": plan.harness,
-            "model_server": {"base_url": model_url, "name": MODEL},
+            "model_server": {"base_url": model_url, "name": plan.model},
             "timeout": RUN_TIMEOUT_S,
             "session_close_timeout_seconds": CLOSE_STEP_TIMEOUT_S,
             "sandbox_providers": {PROVIDER_REF: {"kind": plan.sandbox}},

@@ -7,14 +7,18 @@ when it was interrupted by Ctrl-C or SIGTERM.
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Sequence
 from importlib import metadata
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from inspan_core.errors import ProviderUnavailable, UsageError
 from inspan_server.cli.exit_codes import FAILED, INFRASTRUCTURE, USAGE, interrupted
+
+if TYPE_CHECKING:
+    from inspan_server.model.upstream import Upstream
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,6 +91,21 @@ def _add_demo(verbs: Verbs) -> None:
     )
     demo.add_argument("--task", metavar="DIR", help="a task of your own: task.yaml, files/, verify/")
     demo.add_argument("--script", metavar="FILE", help="what the model answers, call by call (YAML or JSON)")
+    demo.add_argument(
+        "--model-url",
+        metavar="URL",
+        help="a real model in place of a script: the base URL of an OpenAI-compatible server, with /v1",
+    )
+    demo.add_argument("--model", default="policy", metavar="NAME", help="the real model's name")
+    demo.add_argument(
+        "--model-api",
+        choices=("both", "chat_completions"),
+        default="both",
+        help="what that server has; with chat_completions, Responses calls are converted",
+    )
+    demo.add_argument(
+        "--model-key-env", metavar="NAME", help="the environment variable that holds that server's key"
+    )
     demo.set_defaults(run=_demo)
 
 
@@ -102,8 +121,22 @@ def _demo(arguments: argparse.Namespace) -> int:
             run_dir=arguments.run_dir,
             task=arguments.task,
             script=arguments.script,
+            upstream=_upstream(arguments),
+            model=arguments.model,
         )
     )
+
+
+def _upstream(arguments: argparse.Namespace) -> Upstream | None:
+    from inspan_server.model.upstream import Upstream
+
+    if arguments.model_url is None:
+        return None
+    name = arguments.model_key_env
+    if name is not None and not os.environ.get(name):
+        raise UsageError(f"--model-key-env: the environment variable {name!r} is not set")
+    key = None if name is None else os.environ[name]
+    return Upstream(base_url=arguments.model_url, key=key, api=arguments.model_api)
 
 
 def _add_serve(verbs: Verbs) -> None:
