@@ -48,10 +48,19 @@ kills
 finish "${x:-$s}"
 """
 
-# Around `RUN`, for an engine that closes its pipes when the shell ends: a child that still writes would die.
+# Around `RUN`, for an engine that closes its pipes when the shell ends (a child that still writes would die),
+# and that loses what the command said if it has not read all of its input by then.
 RELAY = """
 relay() { trap '' PIPE; cat; exec cat >/dev/null 2>&1; }
-{ { "$@" 2>&1 >&8 8>&- | relay >&9 8>&- 9>&-; } 8>&1 9>&2 | relay 9>&-; }
+run() {
+  "$@"
+  exec 3<&0 >/dev/null 2>&1
+  cat <&3 & c=$!
+  setsid sh -c 'sleep 10; kill -9 "$1"' sh "$c" 3<&- & w=$!
+  wait "$c"
+  kill -9 -"$w" || kill -9 "$w"
+}
+{ { run "$@" 2>&1 >&8 8>&- | relay >&9 8>&- 9>&-; } 8>&1 9>&2 | relay 9>&-; }
 """
 
 TIMED_OUT, NO_SETSID, OUT_OF_MEMORY = b"t", b"s", b"m"  # The last one follows an exit code.
