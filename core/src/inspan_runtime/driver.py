@@ -7,8 +7,10 @@ coroutine, in a place that outlives the caller (`spawn`), and posts exactly one 
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Protocol
 
 import anyio
@@ -34,7 +36,7 @@ from inspan_core.events import (
 )
 from inspan_core.machine import step
 from inspan_core.session import Session
-from inspan_runtime.journal import Journal
+from inspan_runtime.journal import Journal, JournalError
 from inspan_runtime.room import Spawn
 
 TIMER_EVENTS: Mapping[Timer, Callable[..., Event]] = {
@@ -42,6 +44,10 @@ TIMER_EVENTS: Mapping[Timer, Callable[..., Event]] = {
     Timer.RETRY: RetryDue,
     Timer.LEASE: ExpiryReached,
 }
+
+
+FIRST_JOURNAL_PAUSE_S, LAST_JOURNAL_PAUSE_S = 0.1, 5.0
+log = logging.getLogger(__name__)
 
 
 class Performs(Protocol):
@@ -148,7 +154,8 @@ class SessionDriver:
         finally:
             del self._waiters[number]
             if waiter.reply is None and self._knows(number):
-                self.deliver(ClientGone(at=anyio.current_time(), waiter=number))
+                with suppress(JournalError):  # Then the reply goes to nobody, which does no harm.
+                    self.deliver(ClientGone(at=anyio.current_time(), waiter=number))
         assert waiter.reply is not None  # answered is set only with a reply
         return waiter.reply
 
@@ -157,6 +164,7 @@ class SessionDriver:
 
         Raises:
             NotAllowed: The event cannot happen now; nothing changed.
+            JournalError: The event could not be journalled; nothing changed.
         """
         self._mailbox.append(event)
         if self._stepping:
@@ -167,6 +175,18 @@ class SessionDriver:
                 self._handle(self._mailbox.popleft())
         finally:
             self._stepping = False
+
+    async def post(self, event: Event) -> None:
+        """Take one event that nobody would bring again, however long the journal cannot be written."""
+        pause_s = FIRST_JOURNAL_PAUSE_S
+        while True:
+            try:
+                self.deliver(event)
+                return
+            except JournalError as error:
+                log.error("session %s waits for its journal: %s", self.session.name, error)
+            await anyio.sleep(pause_s)
+            pause_s = min(pause_s * 2, LAST_JOURNAL_PAUSE_S)
 
     @property
     def busy(self) -> bool:
@@ -231,7 +251,7 @@ class SessionDriver:
             del self._flights[order.number]
             flight.ended.set()
         if answer is not None and not flight.dropped:
-            self.deliver(answer)
+            await self.post(answer)
 
     async def _cancel(self, order: CancelPending) -> None:
         pending = self._flights.get(order.pending)
@@ -251,7 +271,7 @@ class SessionDriver:
                 await anyio.sleep(timer.delay_s)
                 if self._timer is scope:
                     self._timer = None
-                self.deliver(TIMER_EVENTS[timer.kind](at=anyio.current_time(), timer=timer.number))
+                await self.post(TIMER_EVENTS[timer.kind](at=anyio.current_time(), timer=timer.number))
 
         self._spawn(run)
 

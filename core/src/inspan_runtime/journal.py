@@ -12,7 +12,12 @@ from typing import Protocol
 
 from attrs import field, frozen
 
+from inspan_core.errors import InspanError
 from inspan_core.events import Event
+
+
+class JournalError(InspanError):
+    """The journal cannot be used now: says which and why. What was to be written is not written."""
 
 
 @frozen(kw_only=True)
@@ -33,7 +38,11 @@ class StoredSession:
 
 
 class Journal(Protocol):
-    """Keeps sessions durably. Each call has taken effect when it returns."""
+    """Keeps sessions durably. Each call has taken effect when it returns, and none when it raises.
+
+    Raises:
+        JournalError: By any call: a full disk, a broken file. A later one may succeed.
+    """
 
     def append(self, name: str, event: Event) -> None:
         """Add an event to a session, which it makes if it is the first."""

@@ -11,13 +11,16 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from inspan_core.errors import InspanError
+from inspan_core.errors import WireError
 from inspan_core.events import Event
 from inspan_core.journal import decode_event, encode_event
-from inspan_runtime.journal import StoredSession
+from inspan_runtime.journal import JournalError, StoredSession
+
+__all__ = ["EVENTS_FILE", "SECRETS_FILE", "JournalError", "SqliteJournal"]
 
 VERSION = 1
 EVENTS_FILE = "sessions.sqlite"
@@ -41,10 +44,6 @@ KEEP = "INSERT OR REPLACE INTO contents (session, name, value) VALUES (?, ?, ?)"
 REMOVE = "DELETE FROM contents WHERE session = ? AND name = ?"
 
 
-class JournalError(InspanError):
-    """The journal's files cannot be used; says which and why."""
-
-
 class SqliteJournal:
     """Implements `inspan_runtime.journal.Journal` in a folder that one server at a time may use.
 
@@ -58,42 +57,52 @@ class SqliteJournal:
 
     def __init__(self, folder: Path, *, durability: Literal["process", "power"] = "process") -> None:
         self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._lock = _lock(folder / LOCK_FILE)
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = _lock(folder / LOCK_FILE)
+        except OSError as error:
+            raise JournalError(f"{folder} cannot be a journal's folder: {error.strerror}") from error
         try:
             self._events = _open(folder / EVENTS_FILE, EVENTS_SCHEMA, durability)
             self._secrets = _open(folder / SECRETS_FILE, SECRETS_SCHEMA, durability)
-        except sqlite3.Error as error:
+        except (OSError, sqlite3.Error, JournalError) as error:
             os.close(self._lock)
             raise JournalError(f"the journal in {folder} cannot be used: {error}") from error
 
     def append(self, name: str, event: Event) -> None:
         """Add an event to a session."""
         text = json.dumps(encode_event(event), separators=(",", ":"))
-        self._events.execute("INSERT INTO events (session, event) VALUES (?, ?)", (name, text))
+        with self._written():
+            self._events.execute("INSERT INTO events (session, event) VALUES (?, ?)", (name, text))
 
     def keep(self, name: str, content: str, value: bytes | None, *, secret: bool = False) -> None:
         """Set a content of a session, or remove it with None."""
         table = self._secrets if secret else self._events
-        if value is None:
-            table.execute(REMOVE, (name, content))
-        else:
-            table.execute(KEEP, (name, content, value))
+        with self._written():
+            if value is None:
+                table.execute(REMOVE, (name, content))
+            else:
+                table.execute(KEEP, (name, content, value))
 
     def forget(self, name: str) -> None:
         """Remove all that is kept of a session."""
-        with self._events:
-            self._events.execute("BEGIN")
-            self._events.execute("DELETE FROM events WHERE session = ?", (name,))
-            self._events.execute("DELETE FROM contents WHERE session = ?", (name,))
-        self._secrets.execute("DELETE FROM contents WHERE session = ?", (name,))
+        with self._written():
+            with self._events:
+                self._events.execute("BEGIN")
+                self._events.execute("DELETE FROM events WHERE session = ?", (name,))
+                self._events.execute("DELETE FROM contents WHERE session = ?", (name,))
+            self._secrets.execute("DELETE FROM contents WHERE session = ?", (name,))
 
     def load(self) -> Iterator[StoredSession]:
         """All sessions, in the order of their first events.
 
         Raises:
-            WireError: A kept event cannot be read; names the session.
+            JournalError: A kept event cannot be read; names the session.
         """
+        with self._written():
+            yield from self._load()
+
+    def _load(self) -> Iterator[StoredSession]:
         # A content without an event was kept for a session that never was.
         for table in (self._events, self._secrets):
             names = {name for (name,) in table.execute("SELECT DISTINCT session FROM contents")}
@@ -105,12 +114,26 @@ class SqliteJournal:
             rows = self._events.execute(
                 "SELECT event FROM events WHERE session = ? ORDER BY number", (name,)
             ).fetchall()
+            try:
+                events = tuple(decode_event(json.loads(text)) for (text,) in rows)
+            except (WireError, ValueError) as error:
+                raise JournalError(
+                    f"the journal in {self.folder} has an event of session {name!r} that this inspan "
+                    f"cannot read: {error}"
+                ) from error
             yield StoredSession(
                 name=name,
-                events=tuple(decode_event(json.loads(text)) for (text,) in rows),
+                events=events,
                 contents=_contents(self._events, name),
                 secrets=_contents(self._secrets, name),
             )
+
+    @contextmanager
+    def _written(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise JournalError(f"the journal in {self.folder} cannot be used: {error}") from error
 
     def close(self) -> None:
         """Release the files."""
@@ -145,7 +168,7 @@ def _lock(path: Path) -> int:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    except BlockingIOError as error:
         os.close(descriptor)
         raise JournalError(f"{path.parent} is in use by another server") from error
     return descriptor

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -28,7 +29,7 @@ from inspan_runtime.contents import Record, error_answer, to_answer
 from inspan_runtime.grants import check_grants, effective_tool_accesses, usable_grants
 from inspan_runtime.harness_work import HarnessWork, ProviderFactory, RunParser, in_worker_thread
 from inspan_runtime.install_cache import RuntimeCache
-from inspan_runtime.journal import Journal
+from inspan_runtime.journal import Journal, JournalError
 from inspan_runtime.packing import to_bytes
 from inspan_runtime.requests import check_request
 from inspan_runtime.service_settings import Answer, ServiceSettings, SessionEvidence
@@ -116,11 +117,11 @@ class AgentService:
         """
         for record in self._sessions:
             if record.driver.session.phase not in OVER:
-                record.driver.deliver(
-                    CloseRequested(
-                        at=anyio.current_time(), waiter=None, cookie=Cookie.SAME, same_episode=True
-                    )
+                close = CloseRequested(
+                    at=anyio.current_time(), waiter=None, cookie=Cookie.SAME, same_episode=True
                 )
+                with suppress(JournalError):  # It stays open, and is named as such.
+                    record.driver.deliver(close)
         with anyio.move_on_after(timeout_s):
             while any(record.driver.busy for record in self._sessions):
                 await self._sessions.moved()

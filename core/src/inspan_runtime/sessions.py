@@ -76,7 +76,11 @@ class SessionTable:
 
     def get(self, session_id: str) -> Record | None:
         """The record of an id, or None."""
-        return self._records.get(session_id)
+        record = self._records.get(session_id)
+        if record is None or record.driver.session.phase is Phase.NEW:
+            # One at NEW is what is left of a request that could not be journalled: it never was.
+            return None
+        return record
 
     def holds(self, capture_key: str) -> bool:
         """Whether a session, open or retained, was seeded for that rollout."""

@@ -1,5 +1,6 @@
 """The configuration: what is taken, and what an error names."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from inspan_runtime.providers.local import LocalProvider
 from inspan_server.agent.config import parse_config, read_config
 from inspan_server.agent.wiring import build_service
 
+GRANT = {"kind": "direct_http", "name": "res", "base_url": "http://127.0.0.1:9/"}
 LEAST = {"harness": "echo", "model_server": {"base_url": "http://127.0.0.1:9000"}}
 
 
@@ -72,6 +74,15 @@ def test_a_file_is_read_with_the_contracts_names_and_defaults(tmp_path):
         ({"session_dir_root": "tmp"}, "session_dir_root is 'tmp', must match"),
         ({"cookie_secret": "too short"}, "cookie_secret must have at least 16 characters"),
         ({"harness": ""}, "harness is '', must have at least 1"),
+        ({"timeout": math.inf}, "timeout is inf, must be above 0 and at most 1000000000 seconds"),
+        ({"session_close_retry_window_seconds": math.nan}, "window_seconds is nan, must be above 0"),
+        ({"sandbox_config": {"ttl_s": -1}}, r"sandbox_config\.ttl_s is -1, must be above 0"),
+        ({"sandbox_config": {"ttl_s": math.nan}}, r"sandbox_config\.ttl_s is nan, must be above 0"),
+        (
+            {"model_server": {"base_url": "http://h", "api_key": "too short\r\nX-Other: header"}},
+            r"model_server\.api_key must match",
+        ),
+        ({"tool_accesses": [GRANT, GRANT]}, "tool_accesses is 'res', must have names that differ"),
     ],
 )
 def test_an_error_names_the_key_the_value_and_what_was_expected(changes, message):

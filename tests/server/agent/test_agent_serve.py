@@ -161,6 +161,41 @@ def test_a_configuration_that_is_not_there_is_wrong_usage(tmp_path):
     assert (code, "none.yaml cannot be read" in complaint) == (2, True)
 
 
+def test_a_folder_that_another_server_uses_is_named(config_file, tmp_path):
+    config = config_file(state_dir=str(tmp_path / "state"))
+    with serving(config):
+        code, complaint = refused("--config", config)
+    assert (code, complaint.splitlines()[-1]) == (
+        3,
+        f"inspan serve: state_dir: {tmp_path}/state is in use by another server",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("state", b""),
+        ("state/lock/below", b""),
+        ("state/sessions.sqlite", b"no database" * 100),
+        ("state/secrets.sqlite/below", b""),
+    ],
+)
+def test_a_folder_that_cannot_hold_a_journal_is_named(config_file, tmp_path, name, content):
+    broken = tmp_path / name
+    broken.parent.mkdir(parents=True, exist_ok=True)
+    broken.write_bytes(content)
+    code, complaint = refused("--config", config_file(state_dir=str(tmp_path / "state")))
+    assert (code, "state_dir: " in complaint, "Traceback" in complaint) == (3, True, False), complaint
+
+
+def test_a_key_that_a_killed_server_did_not_finish_is_made_anew(config_file, tmp_path):
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "cookie.part").write_bytes(b"half of it")
+    with serving(config_file(state_dir=str(tmp_path / "state"), cookie_secret=None)):
+        assert len((tmp_path / "state" / "cookie.key").read_bytes()) == 32
+    assert not (tmp_path / "state" / "cookie.part").exists()
+
+
 def test_it_listens_on_loopback_only(config_file):
     with serving(config_file()) as (process, url):
         port = int(url.rpartition(":")[2])

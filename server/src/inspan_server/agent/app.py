@@ -6,7 +6,7 @@ import logging
 import os
 import secrets
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -60,16 +60,28 @@ def _cookie_key(config: AgentConfig) -> bytes:
     if config.state_dir is None:
         return secrets.token_bytes(SECRET_BYTES)
     path = Path(config.state_dir) / COOKIE_KEY_FILE
-    with suppress(FileExistsError):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        with open(descriptor, "wb") as file:
-            file.write(secrets.token_bytes(SECRET_BYTES))
-    key = path.read_bytes()
+    try:
+        if not path.exists():
+            _make_key(path)
+        with path.open("rb") as file:
+            key = file.read(SECRET_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be had: {error.strerror}") from error
     if len(key) != SECRET_BYTES:
         raise ConfigError(
-            f"{path} holds {len(key)} bytes, expected {SECRET_BYTES}: remove it to get a new one"
+            f"{path} does not hold {SECRET_BYTES} bytes, as a key does: remove it to get a new one"
         )
     return key
+
+
+def _make_key(path: Path) -> None:
+    """Whole or not at all: a server that is killed here must not keep the next one from starting."""
+    draft = path.with_suffix(".part")
+    draft.unlink(missing_ok=True)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(secrets.token_bytes(SECRET_BYTES))
+    draft.rename(path)
 
 
 def serve_sessions(service: AgentService, cookies: SessionCookies) -> Starlette:

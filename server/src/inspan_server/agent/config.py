@@ -16,12 +16,17 @@ from attrs import field, frozen
 
 from inspan_core.constraints import HttpUrl, Text, Whole
 from inspan_core.errors import ConfigError
-from inspan_core.faults import Fault, Faults
+from inspan_core.faults import Fault, Faults, fault
 from inspan_core.structuring import build_converter
 from inspan_core.wire import AbsolutePath, ToolAccess
 
 CONFIG_LIMIT_BYTES = 4 * 1024 * 1024
 SECRET_LENGTH = 16
+LONGEST_S = 1e9
+"""What the supervisor takes at most; .inf and .nan, which YAML has, are no times."""
+
+KEY_PATTERN = r"^[\x21-\x7e]+$"
+"""It travels in a header, and a client that refuses it would repeat it in its error."""
 
 
 @frozen(kw_only=True)
@@ -36,7 +41,7 @@ class ModelServerConfig:
 
     base_url: Annotated[str, HttpUrl()]
     name: Annotated[str, Text(min_length=1)] = "policy"
-    api_key: str | None = field(default=None, repr=False)
+    api_key: Annotated[str, Text(pattern=KEY_PATTERN)] | None = field(default=None, repr=False)
 
 
 @frozen(kw_only=True)
@@ -168,10 +173,18 @@ def _check(config: AgentConfig, _: Any) -> None:
         if attribute.name.endswith("_seconds") or attribute.name == "timeout"
     }
     faults += [
-        ("greater_than", (name,), "must be above 0 seconds", getattr(config, name))
+        (
+            "greater_than",
+            (name,),
+            f"must be above 0 and at most {LONGEST_S:.0f} seconds",
+            getattr(config, name),
+        )
         for name in sorted(seconds)
-        if getattr(config, name) <= 0
+        if not 0 < getattr(config, name) <= LONGEST_S
     ]
+    names = [grant.name for grant in config.tool_accesses]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        faults.append(("value_error", ("tool_accesses",), "must have names that differ", ", ".join(repeated)))
     if config.num_workers != 1:
         message = "must be 1: the state of sessions lives in one process"
         faults.append(("value_error", ("num_workers",), message, config.num_workers))
@@ -190,13 +203,19 @@ def _check(config: AgentConfig, _: Any) -> None:
         raise Faults(faults)
 
 
+def _check_sandbox(config: SandboxConfig, _: Any) -> None:
+    if isinstance(config.ttl_s, float | int) and not 0 < config.ttl_s <= LONGEST_S:
+        message = f"must be above 0 and at most {LONGEST_S:.0f} seconds"
+        raise fault("greater_than", message, config.ttl_s, "ttl_s")
+
+
 _SECTIONS: Mapping[tuple[str | int, ...], type] = {
     (): AgentConfig,
     ("model_server",): ModelServerConfig,
     ("sandbox_config",): SandboxConfig,
 }
 _SECRETS = frozenset({"api_key", "cookie_secret", "headers", "cookies"})
-_CONVERTER = build_converter({AgentConfig: _check})
+_CONVERTER = build_converter({AgentConfig: _check, SandboxConfig: _check_sandbox})
 
 
 def _sentence(fault: Fault) -> str:

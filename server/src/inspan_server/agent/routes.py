@@ -20,6 +20,7 @@ from starlette.routing import Route
 from inspan_core.codec import normalised_digest
 from inspan_core.errors import WireError
 from inspan_core.wire import CloseRequest, ResponsesRequest, SeedRequest
+from inspan_runtime.journal import JournalError
 from inspan_runtime.service import AgentService, Answer
 from inspan_server.agent.bodies import JsonResponse, read_body, refusal
 from inspan_server.agent.cookie_middleware import marker_of, set_marker
@@ -144,7 +145,11 @@ async def _unless_gone(request: Request, call: Callable[[], Awaitable[Answer]]) 
     answers: list[Answer] = []
 
     async def ask(scope: anyio.CancelScope) -> None:
-        answers.append(await call())
+        try:
+            answers.append(await call())
+        except JournalError as error:
+            log.error("%s %s was refused: %s", request.method, request.url.path, error)
+            answers.append(Answer(status=503, body={"detail": "the server's journal cannot be written now"}))
         scope.cancel()
 
     async with anyio.create_task_group() as tasks:

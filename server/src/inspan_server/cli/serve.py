@@ -18,6 +18,7 @@ from hypercorn.config import Config
 from starlette.applications import Starlette
 
 from inspan_core.plugins import load_plugins
+from inspan_runtime.journal_sqlite import JournalError
 from inspan_runtime.providers import builtin
 from inspan_runtime.service import SHUTDOWN_STEPS
 from inspan_server.agent.app import create_app
@@ -40,7 +41,8 @@ def serve(config_path: str, *, host: str | None = None, port: int | None = None)
         port: Likewise.
 
     Returns:
-        0 when every session was closed, 1 when some could not be, 3 when the address cannot be had.
+        0 when every session was closed, 1 when some could not be, 3 when the address or the folder of the
+        journal cannot be had.
 
     Raises:
         UsageError: The configuration does not fit, or names what is not installed.
@@ -48,7 +50,11 @@ def serve(config_path: str, *, host: str | None = None, port: int | None = None)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     config = read_config(Path(config_path))
     plugins = load_plugins([builtin])
-    app = create_app(config, plugins)
+    try:
+        app = create_app(config, plugins)
+    except JournalError as error:
+        print(f"inspan serve: state_dir: {error}", file=sys.stderr)
+        return INFRASTRUCTURE
     address = (host or config.host, config.port if port is None else port)
     try:
         listener = listen(*address)
