@@ -116,7 +116,7 @@ async def activate(client):
 
 
 def state_of_supervisor(tmp_path):
-    pids = [path.read_text() for path in tmp_path.glob("sessions/*/supervisor.pid")]
+    pids = [path.read_text() for path in tmp_path.glob("run/local/*/scratch/*/supervisor.pid")]
     if not pids:
         return None
     with open(f"/proc/{int(pids[0])}/stat") as stat:
