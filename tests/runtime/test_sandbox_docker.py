@@ -156,7 +156,7 @@ async def test_container_is_labelled(make_provider, docker_engine):
         assert docker_engine.names("--filter=label=inspan.sandbox") == [sandbox.sandbox_id]
 
 
-@pytest.mark.parametrize("mode", ["always", "never"])
+@pytest.mark.parametrize("mode", ["always", pytest.param("never", marks=pytest.mark.full)])
 async def test_limits_are_the_engines(make_provider, docker_engine, mode):
     limited = functools.partial(spec, cpu=0.5, memory_mib=64, pids=32)
     async with opened(make_provider(agent=mode), limited) as sandbox:
@@ -384,7 +384,7 @@ anyio.run(main)
 """
 
 
-@pytest.mark.parametrize("mode", ["always", "never"])
+@pytest.mark.parametrize("mode", ["always", pytest.param("never", marks=pytest.mark.full)])
 async def test_container_outlives_its_killed_server_and_ends_in_time(
     make_provider, docker_engine, mode, tmp_path, mounted_interpreters
 ):
@@ -395,7 +395,7 @@ async def test_container_outlives_its_killed_server_and_ends_in_time(
         "cache_dir": mounted_interpreters,
         "agent": mode,
     }
-    argv = [sys.executable, "-c", SERVER, json.dumps(options), "15"]
+    argv = [sys.executable, "-c", SERVER, json.dumps(options), "10"]
     start = functools.partial(subprocess.Popen, argv, stdout=subprocess.PIPE, start_new_session=True)
     server = start()
     try:

@@ -85,7 +85,7 @@ async def check_that_it_stopped(sandbox):
     assert (await sh(sandbox, "ls /tmp/session/cleanup.json")).exit_code != 0
 
 
-@pytest.mark.parametrize("provider", ["always", "never"], indirect=True)
+@pytest.mark.parametrize("provider", ["always", pytest.param("never", marks=pytest.mark.full)], indirect=True)
 async def test_harness_is_proven_stopped(provider, hosts_python):
     sandbox = await provider.create(SandboxSpec(workdir="/task", mounts=hosts_python, ttl_s=200.0), key="k")
     try:

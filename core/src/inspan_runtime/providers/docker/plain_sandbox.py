@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
@@ -23,17 +22,23 @@ from inspan_core.errors import (
 from inspan_core.sandbox import DEFAULT_OUTPUT_LIMIT_BYTES, Descriptor, ExecResult, FileContent
 from inspan_runtime.providers.docker import plain_scripts as scripts
 from inspan_runtime.providers.docker.engine import Engine, explained
+from inspan_runtime.providers.docker.exec_client import (
+    READ_BYTES,
+    Body,
+    body_of,
+    discard,
+    follow,
+    handle_of,
+    read,
+    read_more,
+)
 from inspan_runtime.providers.docker.marked import MarkedStream
 from inspan_runtime.providers.kept_sandbox import _bytes, _path, _variable
 
 START_SLACK_S = 30.0
 KILL_LIMIT_S = 15.0
 CONTROL_LIMIT_S = 30.0
-CHUNK_BYTES = 256 * 1024
-READ_BYTES = 1024 * 1024
 MESSAGE_LIMIT_BYTES = 4096
-
-Body = Callable[[], AsyncIterator[bytes]]
 
 
 class PlainSandbox:
@@ -104,11 +109,11 @@ class PlainSandbox:
             stdin=subprocess.DEVNULL if body is None else subprocess.PIPE,
             env=dict(self._engine.env),
         )
-        handle = _handle_of(process)
+        handle = handle_of(process)
         try:
             try:
                 with anyio.fail_after(timeout_s + START_SLACK_S):
-                    await _follow(process, body, out, err)
+                    await follow(process, body, out, err)
             except TimeoutError as error:
                 await self._kill(process, out, err)
                 raise SandboxTransportError(f"{what}: the engine did not answer in time") from error
@@ -118,7 +123,7 @@ class PlainSandbox:
                 raise
         finally:
             with anyio.CancelScope(shield=True):
-                await _discard(process, handle)
+                await discard(process, handle)
         if out.word is None or err.word is None:
             await self._raise_lost(what, out, err)
         return self._result(what, timeout_s, out, err)
@@ -160,15 +165,15 @@ class PlainSandbox:
     async def _kill(self, process: Process, out: MarkedStream, err: MarkedStream) -> None:
         """Have the command killed inside, and see that it is dead; bounded."""
         with anyio.move_on_after(KILL_LIMIT_S, shield=True):
-            while err.pid is None and await _more(process, err):  # Not before it has begun.
+            while err.pid is None and await read_more(process, err):  # Not before it has begun.
                 pass
             if err.pid is None or err.word is not None:
                 return
             argv = ["exec", self._container, "sh", "-c", scripts.KILL, "sh", str(err.pid)]
             await self._engine.call(*argv, timeout_s=KILL_LIMIT_S)
             async with anyio.create_task_group() as group:
-                group.start_soon(_read, process.stdout, out)
-                group.start_soon(_read, process.stderr, err)
+                group.start_soon(read, process.stdout, out)
+                group.start_soon(read, process.stderr, err)
 
     async def _script(
         self,
@@ -287,76 +292,6 @@ async def remove_container(engine: Engine, container: str, *, what: str) -> None
 def remove_arguments(engine: Engine, container: str) -> list[str]:
     """Return the arguments that kill and remove a container at once."""
     return ["rm", "--force", *(["--time=0"] if engine.is_podman else []), "--volumes", container]
-
-
-def body_of(data: bytes) -> Body | None:
-    """Return what feeds bytes; None for none."""
-    if not data:
-        return None
-
-    async def chunks() -> AsyncIterator[bytes]:
-        for start in range(0, len(data), READ_BYTES):
-            yield data[start : start + READ_BYTES]
-
-    return chunks
-
-
-async def _follow(process: Process, body: Body | None, out: MarkedStream, err: MarkedStream) -> None:
-    """Feed a command and read what it says, until both streams have told its end."""
-    async with anyio.create_task_group() as group:
-        if body is not None:
-            group.start_soon(_feed, process, body)
-        async with anyio.create_task_group() as readers:
-            readers.start_soon(_read, process.stdout, out)
-            readers.start_soon(_read, process.stderr, err)
-        group.cancel_scope.cancel()  # Whatever it did not read is dropped.
-
-
-async def _feed(process: Process, body: Body) -> None:
-    assert process.stdin is not None
-    try:
-        async for chunk in body():
-            await process.stdin.send(chunk)
-        await process.stdin.aclose()
-    except (anyio.BrokenResourceError, anyio.ClosedResourceError):  # The command does not read.
-        pass
-
-
-async def _read(stream: anyio.abc.ByteReceiveStream | None, into: MarkedStream) -> None:
-    assert stream is not None
-    try:
-        while into.word is None:
-            into.add(await stream.receive(CHUNK_BYTES))
-    except (anyio.EndOfStream, anyio.BrokenResourceError):
-        pass
-
-
-async def _more(process: Process, into: MarkedStream) -> bool:
-    assert process.stderr is not None
-    try:
-        into.add(await process.stderr.receive(CHUNK_BYTES))
-    except (anyio.EndOfStream, anyio.BrokenResourceError):
-        return False
-    return True
-
-
-def _handle_of(process: Process) -> int | None:
-    try:
-        return os.pidfd_open(process.pid)
-    except ProcessLookupError:  # It has ended already.
-        return None
-
-
-async def _discard(process: Process, handle: int | None) -> None:
-    """End the engine's client: nothing that runs inside depends on it."""
-    if handle is not None:
-        try:
-            # Popen's own `kill` may reap a process that the event loop waits for.
-            signal.pidfd_send_signal(handle, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        os.close(handle)
-    await process.aclose()
 
 
 def _check(result: ExecResult, path: str, sandbox_id: str) -> None:

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-from attrs import evolve, frozen
+from attrs import evolve
 
 from inspan_core.errors import (
     ConfigError,
     ProviderUnavailable,
     SandboxConnectError,
-    SandboxCreateError,
     SandboxError,
     SandboxGone,
     SandboxTransportError,
@@ -25,8 +24,9 @@ from inspan_core.errors import (
 from inspan_core.sandbox import Descriptor, Sandbox, SandboxSpec
 from inspan_runtime.providers import boot, state_folder
 from inspan_runtime.providers.docker.engine import Engine, explained, find_engine
+from inspan_runtime.providers.docker.images import Image, Images
 from inspan_runtime.providers.docker.plain_sandbox import PlainSandbox, remove_arguments, remove_container
-from inspan_runtime.providers.docker.portable import own_architecture, portable_interpreter
+from inspan_runtime.providers.docker.portable import portable_interpreter
 from inspan_runtime.providers.docker.run_command import RunPlan, run_arguments
 from inspan_runtime.providers.environment import command_environment
 from inspan_runtime.providers.interpreter import own_interpreter
@@ -50,7 +50,6 @@ OPTIONS: Mapping[str, type | tuple[type, ...]] = {
 CHOICES = {"pull": ("never", "missing"), "agent": ("auto", "always", "never")}
 CONTAINER_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,254}")
 INSPECT_LIMIT_S = 30.0
-PULL_LIMIT_S = 1800.0
 HOME = "/root"
 # What counts the kills of the memory's limit, as a container sees its own group in version 1 and 2.
 MEMORY_EVENTS = (b"/sys/fs/cgroup/memory/memory.oom_control", b"/sys/fs/cgroup/memory.events")
@@ -63,14 +62,7 @@ _KEEPER_MODULES = (
     _PACKAGE + "namespaces",
     _PACKAGE + "engine_keeper",
 )
-_IMAGE_FORMAT = "{{.Id}} {{.Architecture}} {{.Os}}"
 _CONTAINER_FORMAT = "{{.Id}} {{.State.Running}} {{.Config.WorkingDir}}"
-
-
-@frozen(kw_only=True)
-class _Image:
-    id: str
-    is_ours: bool  # Whether its programs run on this machine as they are.
 
 
 class DockerProvider:
@@ -104,7 +96,7 @@ class DockerProvider:
         self._interpreter = own_interpreter()
         self._kept = KeptSandboxes(NAME, runtime_dir, self._interpreter, self._end_stray)
         self._found_engine: Engine | None = None
-        self._images: dict[str, _Image] = {}
+        self._images = Images(may_pull=options.get("pull") == "missing")
 
     def _engine(self) -> Engine:
         if self._found_engine is None:
@@ -121,7 +113,7 @@ class DockerProvider:
                 f"image: {reference!r} is given; provider {NAME} needs the name or id of an image"
             )
         engine = await anyio.to_thread.run_sync(self._engine)
-        image = await self._image(engine, reference)
+        image = await self._images.find(engine, reference)
         base = await self._base(engine, image)
         create = partial(self._kept.create, spec=spec, key=key, timeout_s=timeout_s)
         try:
@@ -148,35 +140,7 @@ class DockerProvider:
         if spec.root != "host":
             raise ConfigError(f"root: {spec.root!r}: provider {NAME} takes an image, not a folder")
 
-    async def _image(self, engine: Engine, reference: str) -> _Image:
-        """Return what a reference means now, pulled if that is allowed."""
-        if reference in self._images:
-            return self._images[reference]
-        what = f"image {reference}"
-        inspect = ["image", "inspect", f"--format={_IMAGE_FORMAT}", reference]
-        called = await engine.call(*inspect, timeout_s=INSPECT_LIMIT_S)
-        if called.exit_code != 0:
-            error = explained(called.said, what=what)
-            if not isinstance(error, SandboxCreateError) or self._options.get("pull") != "missing":
-                raise error
-            await engine.asked("pull", "--quiet", reference, what=what, timeout_s=PULL_LIMIT_S)
-            called = await engine.call(*inspect, timeout_s=INSPECT_LIMIT_S)
-            if called.exit_code != 0:
-                raise explained(called.said, what=what)
-        identity, architecture, system = called.stdout.decode("utf-8", "replace").split()
-        if system != "linux":
-            raise SandboxCreateError(f"{what} is for {system}, not for linux")
-        found = _Image(
-            id=identity if identity.startswith("sha256:") else f"sha256:{identity}",
-            is_ours=architecture == own_architecture(),
-        )
-        if "@sha256:" in reference or reference.startswith(
-            "sha256:"
-        ):  # Anything else may come to mean another.
-            self._images[reference] = found
-        return found
-
-    async def _base(self, engine: Engine, image: _Image) -> Path | None:
+    async def _base(self, engine: Engine, image: Image) -> Path | None:
         """Return the interpreter to mount, or None where there can be no agent."""
         if self._mode == "never":
             return None
@@ -191,7 +155,7 @@ class DockerProvider:
             return None
 
     def _plan(
-        self, spec: SandboxSpec, engine: Engine, image: _Image, base: Path | None, sandbox_id: str
+        self, spec: SandboxSpec, engine: Engine, image: Image, base: Path | None, sandbox_id: str
     ) -> Plan:
         state = self._kept.runtime_dir / NAME / sandbox_id
         reach = loopback_addresses(spec.reach)
