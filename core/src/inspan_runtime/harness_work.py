@@ -23,6 +23,7 @@ from inspan_runtime.contexts import ArtifactContext, RunContext, SessionContext,
 from inspan_runtime.install import SandboxInstaller
 from inspan_runtime.install_cache import RuntimeCache
 from inspan_runtime.packing import pack_artifacts, pack_parsed
+from inspan_runtime.redaction import redacted, secrets_of
 from inspan_runtime.room import Room
 
 RECONNECT_TIMEOUT_S = 30.0
@@ -229,7 +230,8 @@ class HarnessWork:
             result = CollectResult.FAILED if is_transport_error(error) else CollectResult.ERROR
             return result, f"{type(error).__name__}: {error}"
         finally:
-            self.artifacts = context.artifacts
+            key = None if self.activation is None else self.activation.model_key
+            self.artifacts = redacted(context.artifacts, secrets_of(self.seed, key))
             room.keep("artifacts", pack_artifacts(self.artifacts))
         cut = [p.detail for p in context.problems if p.code == "artifact_truncated"]
         return (CollectResult.LIMIT if cut else CollectResult.OK), "; ".join(cut) or None

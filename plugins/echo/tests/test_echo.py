@@ -103,7 +103,21 @@ def test_pkill_by_a_word_of_ours_finds_neither_runner_nor_supervisor(echo, model
     assert not re.search(r"[A-Za-z0-9]", output), output
 
 
-@pytest.mark.parametrize("arguments", ['{"command": "a', "[]", "null", "{}", '{"command": 7}', "x" * 100_000])
+@pytest.mark.parametrize(
+    "message",
+    [None, "text", [], {"tool_calls": 5}, {"tool_calls": [{"id": "c1"}]}, {"tool_calls": ["c1"]}],
+    ids=str,
+)
+def test_an_answer_of_another_shape_is_the_models_failure(echo, model, message):
+    model.replies = [{"id": "chatcmpl-1", "choices": [{"message": message, "finish_reason": "stop"}]}]
+    parsed = echo.run({"input": "hi"})
+    assert (parsed.outcome, codes(parsed)) == (Outcome.FAILED, [])
+    assert parsed.observations.records[0].error_type == "model_unreachable"
+
+
+@pytest.mark.parametrize(
+    "arguments", ['{"command": "a', "[]", "null", "{}", '{"command": 7}', "x" * 100_000, "[" * 100_000]
+)
 def test_malformed_arguments_are_kept_and_answered_with_an_error(echo, model, arguments):
     model.replies = [echo.answer(None, ("c1", arguments)), echo.answer("I see.")]
     parsed = echo.run({"input": "hi"})

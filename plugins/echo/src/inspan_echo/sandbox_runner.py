@@ -25,6 +25,9 @@ NAME = b"~"  # No word that a task's pkill may look for.
 OUTPUT_LIMIT_BYTES = 32 * 1024
 ERROR_BODY_LIMIT_BYTES = 16 * 1024
 ANSWER_LIMIT_BYTES = 32 * 1024 * 1024
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""What reading JSON of another shape than expected raises, also when it is nested too deep."""
+
 SHELL_TOOL = {
     "type": "function",
     "function": {
@@ -100,7 +103,7 @@ def run_tool(number: int, call: Dict[str, Any], timeout_s: float) -> Tuple[str, 
             tool = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
             )
-    except (KeyError, TypeError, ValueError) as error:
+    except MALFORMED as error:
         return "the arguments are not an object with a command: %s" % error, "failed"
     except OSError as error:
         return "the command cannot be started: %s" % error, "failed"
@@ -134,10 +137,11 @@ def converse(task: Dict[str, Any]) -> int:
         try:
             answer = ask_model(opener, model, body)
             choice, message = answer["choices"][0], answer["choices"][0]["message"]
+            calls = [(call, call["id"], call["function"]) for call in message.get("tool_calls") or []]
         except urllib.error.HTTPError as error:
             text = error.read(ERROR_BODY_LIMIT_BYTES).decode("utf-8", "replace")
             return finish(ended="model_error", status=error.code, detail=text)
-        except (OSError, ValueError, LookupError, TypeError, http.client.HTTPException) as error:
+        except (*MALFORMED, OSError, http.client.HTTPException) as error:
             return finish(ended="model_error", status=None, detail="%s: %s" % (type(error).__name__, error))
         record(
             "model_answered",
@@ -147,15 +151,14 @@ def converse(task: Dict[str, Any]) -> int:
             finish_reason=choice.get("finish_reason"),
         )
         messages.append(message)
-        calls = message.get("tool_calls") or []
         if not calls:
             return finish(ended="answered", finish_reason=choice.get("finish_reason"))
-        for call in calls:
+        for call, call_id, _ in calls:
             tools_run += 1
-            record("tool_started", call_id=call["id"])
+            record("tool_started", call_id=call_id)
             output, status = run_tool(tools_run, call, task["command_timeout_s"])
-            record("tool_ended", call_id=call["id"], output=output, status=status)
-            messages.append({"role": "tool", "tool_call_id": call["id"], "content": output})
+            record("tool_ended", call_id=call_id, output=output, status=status)
+            messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
     return finish(ended="turn_limit")
 
 

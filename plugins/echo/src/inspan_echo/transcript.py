@@ -6,6 +6,7 @@ where the model's commands can write too, so nothing in them is taken for grante
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -123,7 +124,8 @@ class _Trace:
             self.items.append(self._message(str(message["content"])))
         for call in message.get("tool_calls") or []:
             function, call_id = call["function"], str(call["id"])
-            name, arguments = str(function["name"]), str(function["arguments"])
+            name, given = str(function["name"]), function["arguments"]
+            arguments = given if isinstance(given, str) else json.dumps(given)
             self._calls[call_id] = {"tool_name": name}
             item = {"type": "function_call", "id": self._id("fc"), "call_id": call_id, "name": name}
             self.items.append({**item, "arguments": arguments, "status": "completed"})

@@ -1,0 +1,51 @@
+"""Takes secrets out of what comes from a sandbox, by value.
+
+Whoever learnt a secret there may have written it anywhere: a tool that prints the memory of the harness, a
+model server that repeats the key it refuses. What is redacted before it is journalled and parsed is in no
+answer either.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+
+from attrs import evolve
+
+from inspan_core.harness import Artifacts
+from inspan_core.wire import DirectHttpAccess, SeedRequest
+
+MARK = b"[redacted]"
+LEVELS = 4
+"""As it is, as JSON text, and as JSON text in JSON text: a body in an event in a log."""
+
+SHORTEST_SECRET = 8
+"""In characters. What is shorter protects nothing, and is found in innocent text."""
+
+
+def secrets_of(seed: SeedRequest, model_key: str | None) -> tuple[str, ...]:
+    """The values that an episode's harness may know and nobody else should read."""
+    return tuple(value for value in (model_key or "", *_grant_secrets(seed)) if len(value) >= SHORTEST_SECRET)
+
+
+def _grant_secrets(seed: SeedRequest) -> Iterator[str]:
+    for grant in seed.tool_accesses:
+        if isinstance(grant, DirectHttpAccess):
+            yield from (*grant.headers.values(), *grant.cookies.values())
+        else:
+            yield from grant.connection.headers.values()
+
+
+def redacted(artifacts: Artifacts, secrets: Iterable[str]) -> Artifacts:
+    """The artifacts without the secrets, also where they stand in JSON text, or in JSON text within it."""
+    forms = {form.encode() for secret in secrets for form in _forms(secret)}
+    files = dict(artifacts.files)
+    for form in sorted(forms, key=len, reverse=True):
+        files = {name: data.replace(form, MARK) for name, data in files.items()}
+    return evolve(artifacts, files=files)
+
+
+def _forms(secret: str) -> Iterator[str]:
+    for _ in range(LEVELS):
+        yield secret
+        secret = json.dumps(secret)[1:-1]
