@@ -71,8 +71,8 @@ class LookCommand:
         with anyio.move_on_after(self.wait_s):
             while True:
                 word = await self._look()
-                if word is not None:
-                    return word
+                if word is not None or not self._machine.is_alive:
+                    return word or "waiting"
                 await self._machine.changed()
         return "waiting"
 
@@ -147,6 +147,8 @@ async def _little_shell(machine: FakeMachine, program: str, script: str) -> Exec
             return ExecResult(exit_code=0 if machine.exists(f"{machine.spec.workdir}/{name}") else 1)
         case ["touch", name, "sleep", seconds] if name.endswith(";"):
             machine.write(f"{machine.spec.workdir}/{name.rstrip(';')}", b"")
-            await anyio.sleep(float(seconds))
+            with anyio.move_on_after(float(seconds)):
+                while machine.is_alive:
+                    await machine.changed()
             return ExecResult(exit_code=0)
     return ExecResult(exit_code=NOT_FOUND, stderr=f"{program}: a fake sandbox has no such command".encode())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import anyio
 from attrs import define, frozen
@@ -70,6 +70,7 @@ class FakeWorld:
         log: What happened: time and a line.
         broken: The rules that were broken.
         is_calm: Whether faults are over.
+        has_closed_doors: Whether nobody need come any more.
     """
 
     def __init__(
@@ -99,6 +100,8 @@ class FakeWorld:
         self._seen: Counter[CallKind] = Counter()
         self._numbers = itertools.count(1)
         self._called: anyio.Event | None = None
+        self._at_calls: list[tuple[int, Callable[[], None]]] = []
+        self.has_closed_doors = False
 
     def say(self, text: str) -> None:
         """Write a line of the log."""
@@ -119,6 +122,7 @@ class FakeWorld:
     def forget_waiters(self) -> None:
         """Whoever waited for the world was of a server that is dead."""
         self._called = None
+        self._at_calls.clear()
         for machine in self.machines.values():
             machine.forget_waiters()
 
@@ -128,17 +132,34 @@ class FakeWorld:
         fault = None if self.is_calm else self._faults.get((kind, self._seen[kind]))
         self._seen[kind] += 1
         self.say(f"{kind.value} {about}".rstrip() + (f"  <- {fault.effective.value}" if fault else ""))
-        if self._called is not None:
-            self._called.set()
-            self._called = None
+        self._wake()
         call = Call(kind, about, fault)
         if fault is not None:
             self.hits.append(call)
         return call
 
+    def _wake(self) -> None:
+        if self._called is not None:
+            self._called.set()
+            self._called = None
+        for at_call, then in list(self._at_calls):
+            if self.calls >= at_call:
+                self._at_calls.remove((at_call, then))
+                then()
+
+    def when_called(self, count: int, then: Callable[[], None]) -> None:
+        """Have something done as soon as so many calls were made."""
+        self._at_calls.append((count, then))
+        self._wake()
+
+    def close_doors(self) -> None:
+        """Let whoever waits for a number of calls wait no more."""
+        self.has_closed_doors = True
+        self._wake()
+
     async def until_calls(self, count: int) -> None:
         """Wait until so many calls were made."""
-        while self.calls < count:
+        while self.calls < count and not self.has_closed_doors:
             if self._called is None:
                 self._called = anyio.Event()
             await self._called.wait()

@@ -180,15 +180,14 @@ class Visitor(Client):
             await self.world.until_calls(visit.at_call)
         if self.asking is None and not main.todo:
             return
-        async with anyio.create_task_group() as group:
-            if visit.stays is not None:
-                group.start_soon(self._leave, group.cancel_scope, self.world.calls + visit.stays)
-            await self.ask(service, visit.ask)
-            group.cancel_scope.cancel()
-        self.asking, self.is_over = None, True
+        with anyio.CancelScope() as scope:
 
-    async def _leave(self, scope: anyio.CancelScope, at_call: int) -> None:
-        await self.world.until_calls(at_call)
-        if self.asking is not None:
-            self.world.say(f"{self.who} goes away")
-        scope.cancel()
+            def leave() -> None:
+                if self.asking is not None:
+                    self.world.say(f"{self.who} goes away")
+                    scope.cancel()
+
+            if visit.stays is not None:
+                self.world.when_called(self.world.calls + max(visit.stays, 1), leave)
+            await self.ask(service, visit.ask)
+        self.asking, self.is_over = None, True

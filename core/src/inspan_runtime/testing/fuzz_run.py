@@ -245,9 +245,9 @@ class _Play:
                     for client in self.clients:
                         mains.start_soon(client.live, service)
                 # Whoever still waits for its turn need not come any more; who asked is still to be answered.
-                while any(each.asking is not None for each in self.visitors):  # noqa: ASYNC110  # virtual
-                    await anyio.sleep(1.0)
-                group.cancel_scope.cancel()
+                self.world.close_doors()
+                for ask in Ask:
+                    self.clients[0].begun(ask).set()
             self._check_the_activation()
             self.world.is_calm = True
             for client in self.clients:

@@ -113,7 +113,7 @@ def schedules() -> st.SearchStrategy[Schedule]:
 
 def scenarios(*, kills: bool = True) -> st.SearchStrategy[Scenario]:
     """Every scenario that a fuzz run plays; simple ones first, and shrunk to simple ones."""
-    stays = st.one_of(st.none(), st.integers(0, 6))
+    stays = st.one_of(st.none(), st.integers(1, 6))
     asks = st.sampled_from(list(Ask))
     visit = st.one_of(
         st.builds(Visit, ask=asks, at_call=st.integers(0, CALLS_OF_A_SESSION), stays=stays),

@@ -44,6 +44,17 @@ def task_of(handle: asyncio.Handle) -> asyncio.Task[Any] | None:
     return owner if isinstance(owner, asyncio.Task) else None
 
 
+class _Task(asyncio.Task[Any]):
+    """A task whose place in a set does not depend on its address: anyio cancels a set of tasks in turn."""
+
+    def __init__(self, number: int, coro: Any, **options: Any) -> None:
+        self._number = number  # First, for asyncio puts the task into a set of its own.
+        super().__init__(coro, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 class SteppedLoop:
     """See the top of this page. It has what tasks, futures and anyio ask of a loop, and no more.
 
@@ -217,9 +228,8 @@ class SteppedLoop:
         context: Any = None,
     ) -> asyncio.Task[T]:
         """Make a task of this loop."""
-        return asyncio.Task(
-            coro, loop=self._as_loop, name=None if name is None else str(name), context=context
-        )
+        name_text = None if name is None else str(name)
+        return _Task(next(self._order), coro, loop=self._as_loop, name=name_text, context=context)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Keep what nobody caught in `troubles`."""
