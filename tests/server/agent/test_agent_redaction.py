@@ -17,7 +17,7 @@ KEY = 'sk-canary-"of\\these-tests'
 @pytest.mark.anyio
 async def test_a_key_that_is_repeated_to_us_is_not_passed_on(agent, bodies, tmp_path):
     repeated = {"error": {"status": 401, "body": {"error": {"message": f"wrong key: {KEY}"}}}}
-    printed = {"tool_calls": [{"name": "shell", "arguments": {"command": f"echo '{KEY}'"}}]}
+    printed = {"tool_calls": [{"name": "shell", "arguments": {"command": f"printf %s '{KEY}'"}}]}
     script = parse_script({"*": [printed, repeated]})
     async with served(create_gateway(script, Capture()), graceful_timeout_s=1) as model:
         changes = {"model_server": {"base_url": model, "api_key": KEY}, "harness_options": {}}
@@ -27,7 +27,7 @@ async def test_a_key_that_is_repeated_to_us_is_not_passed_on(agent, bodies, tmp_
             kept = b"".join(path.read_bytes() for path in (tmp_path / "state").iterdir())
             closed = await server.client.post("/v1/agent_sessions/close", json=bodies.close())
     assert (ran.status_code, "wrong key: [redacted]" in ran.text) == (422, True), ran.text
-    assert "echo '[redacted]'" in closed.text
+    assert "printf %s '[redacted]'" in closed.text
     for text in (ran.text, closed.text, kept.decode("latin-1")):
         assert "canary" not in text
 
