@@ -116,12 +116,12 @@ def hunt(race, monkeypatch, *, seed, shrinks):
 
 @pytest.mark.parametrize("race", RACES)
 def test_race_is_found(race, monkeypatch):
-    assert hunt(race, monkeypatch, seed=1, shrinks=False).examples <= EXAMPLES
+    assert hunt(race, monkeypatch, seed=3, shrinks=False).examples <= EXAMPLES
 
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", [2, 3, 7])
+@pytest.mark.parametrize("seed", [1, 2, 7])
 @pytest.mark.parametrize("race", RACES)
 def test_race_is_found_from_any_seed_and_shrinks(race, seed, monkeypatch):
     found = hunt(race, monkeypatch, seed=seed, shrinks=True)
