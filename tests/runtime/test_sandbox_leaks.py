@@ -160,6 +160,14 @@ async def test_keepers_death_ends_all(provider, kind, spec, run_dir):
     await again.stop()
 
 
+async def test_stopping_a_sandbox_whose_keeper_died_sweeps_it(provider, kind, spec, run_dir):
+    sandbox = await provider.create(spec, key="k")
+    os.kill(keeper_of(sandbox), signal.SIGKILL)
+    await becomes(lambda: processes_of(run_dir) == {}, "the agent outlived its keeper")
+    await sandbox.stop()
+    assert list((run_dir / kind).iterdir()) == []
+
+
 async def test_death_of_keeper_and_agent_at_once(provider, kind, spec, run_dir):
     """Without isolation only the environment marker is left to find the processes by."""
     sandbox = await provider.create(spec, key="k")

@@ -227,3 +227,21 @@ async def test_close_before_execute_only_releases_and_a_second_execute_is_refuse
             await h.run("true")
         with pytest.raises(UsageError, match="one activation"):
             await h.run("true")
+
+
+@pytest.mark.sandbox
+@pytest.mark.parametrize("harm", ["rm -f /usr/bin/sh /bin/sh", "cp /bin/false /usr/local/bin/sh"])
+async def test_a_shell_that_the_task_broke_does_not_cost_the_receipt(tmp_path, harm):
+    async with harness("bubblewrap", tmp_path, owned=True) as h:
+        assert await h.run(f"echo done; {harm}") == "done\n"
+        await h.session.close(timeout=10)
+        assert not await h.sandbox.is_alive()
+
+
+@pytest.mark.sandbox
+async def test_a_borrowed_sandbox_is_released_past_a_shell_in_front_of_the_systems(tmp_path):
+    async with harness("bubblewrap", tmp_path) as h:
+        await h.run("echo done; cp /bin/false /usr/local/bin/sh")
+        await h.session.close(timeout=10)
+        gone = await h.sandbox.exec(["ls", h.session.session_dir], timeout_s=5)
+        assert gone.exit_code != 0

@@ -77,3 +77,10 @@ def test_paths_outside_the_repository_are_refused(path):
             instruction="",
             verify=("true",),
         )
+
+
+def test_a_description_without_end_is_refused(tmp_path):
+    (tmp_path / "files").mkdir()
+    (tmp_path / "task.yaml").symlink_to("/dev/zero")
+    with pytest.raises(ConfigError, match="larger than"):
+        load_task(tmp_path)

@@ -123,3 +123,8 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, data, message):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"none\.yaml"):
         load_script(tmp_path / "none.yaml")
+
+
+def test_a_script_without_end_is_refused():
+    with pytest.raises(ConfigError, match="larger than"):
+        load_script("/dev/zero")

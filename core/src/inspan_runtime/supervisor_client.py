@@ -8,7 +8,6 @@ of two that race one always sees the other.
 from __future__ import annotations
 
 import json
-import posixpath
 import shlex
 from collections.abc import Mapping
 from math import ceil
@@ -35,16 +34,19 @@ from inspan_core.receipts import (
     parse_processes,
 )
 from inspan_core.sandbox import Sandbox
+from inspan_runtime.session_directory import RETIRE_SCRIPT, remove_session_directory, run_shell
 from inspan_supervisor import (
     COMMAND_FILE,
     LOADER,
     PROCESSES_FILE,
     RECEIPT_FILE,
+    STOP_FILE,
     SUPERVISOR_FILE,
     supervisor_source,
 )
 
 __all__ = [
+    "RETIRE_SCRIPT",
     "NeverLaunched",
     "SupervisionTimeouts",
     "await_receipt",
@@ -319,6 +321,9 @@ async def _wait(
             raise
         except SandboxError as error:
             trouble = str(error)
+            receipt = await _read_without_shell(sandbox, session_dir, request=request)
+            if receipt is not None:
+                return receipt
             await anyio.sleep(min(pause_s, max(deadline - anyio.current_time(), 0)))
             pause_s = min(pause_s * 2, LONGEST_RETRY_S)
             continue
@@ -333,6 +338,18 @@ async def _wait(
     raise EvidenceMissing(f"no receipt within {timeout_s:g} s: {trouble}")
 
 
+async def _read_without_shell(sandbox: Sandbox, session_dir: str, *, request: str) -> CleanupReceipt | None:
+    """Where a task broke the sandbox's shell: ask for the stop by upload, and read what there is."""
+    try:
+        if request == "stop":
+            await sandbox.upload(f"{session_dir}/{STOP_FILE}", b"", timeout_s=LOOK_TIMEOUT_S)
+        return await read_receipt(sandbox, session_dir)
+    except SandboxGone:
+        raise
+    except (SandboxError, EvidenceMissing):
+        return None
+
+
 async def _look(sandbox: Sandbox, session_dir: str, *, request: str, wait_s: float) -> str:
     """Run the waiting script once; returns its word.
 
@@ -341,53 +358,9 @@ async def _look(sandbox: Sandbox, session_dir: str, *, request: str, wait_s: flo
     """
     variables = f"d={shlex.quote(session_dir)} wait={ceil(wait_s)} request={request}\n"
     script = (variables + WAIT_SCRIPT).encode("utf-8")
-    result = await sandbox.exec(
-        ["sh"], stdin=script, cwd="/", timeout_s=wait_s + STEP_MARGIN_S, output_limit_bytes=4096
-    )
+    result = await run_shell(sandbox, [], stdin=script, cwd="/", timeout_s=wait_s + STEP_MARGIN_S)
     word = result.stdout.decode("ascii", "replace").strip()
     if result.exit_code == 0 and word in ("receipt", "never", "waiting", *ENDS):
         return word
     output = result.stderr.decode("utf-8", "replace").strip()[-500:]
     raise SandboxError(f"the wait for the receipt ended with exit code {result.exit_code}: {output}")
-
-
-RETIRE_SCRIPT = """
-d=$1 fence=$2 root=${1%/*}
-mkdir -p "$root" && : > "$d.retired" || exit 4
-if [ -e "$d" ] || [ -L "$d" ]; then
-    mv "$d" "$d.removed" 2>/dev/null
-    rm -rf "$d.removed" "$d" || exit 5
-fi
-[ "$fence" = keep ] && exit 0
-rm -f "$d.retired"
-rmdir "$root" 2>/dev/null
-exit 0
-"""
-
-
-async def remove_session_directory(
-    sandbox: Sandbox, session_dir: str, *, keep_fence: bool = True, timeout_s: float = 30.0
-) -> None:
-    """Remove the session's folder, fenced against late launches before it begins to vanish.
-
-    Args:
-        session_dir: Absolute, at least two levels deep, without ``..``.
-        keep_fence: Whether an empty file stays beside it as a fence: for a launch whose exec may still come.
-        timeout_s: Seconds for all of it.
-
-    Raises:
-        UsageError: `session_dir` does not look like a session's folder.
-        SandboxError: It could not be removed.
-    """
-    plain = posixpath.normpath(session_dir)
-    # POSIX gives a path with two leading slashes a meaning of its own, and normpath keeps both.
-    fits = plain == session_dir and plain.startswith("/") and not plain.startswith("//")
-    if not fits or plain.count("/") < 2 or "\0" in plain:
-        raise UsageError(
-            f"session folder {session_dir!r}: expected a normal absolute path of two levels or more"
-        )
-    argv = ["sh", "-c", RETIRE_SCRIPT, "sh", session_dir, "keep" if keep_fence else "drop"]
-    result = await sandbox.exec(argv, timeout_s=timeout_s)
-    if result.exit_code != 0:
-        output = result.stderr.decode("utf-8", "replace").strip()[-500:]
-        raise SandboxError(f"{session_dir} could not be removed (exit code {result.exit_code}): {output}")

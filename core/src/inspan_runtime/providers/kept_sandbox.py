@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
@@ -31,10 +31,16 @@ POLL_S = 0.002
 
 
 class KeptSandbox:
-    """Implements `inspan_core.sandbox.Sandbox`."""
+    """Implements `inspan_core.sandbox.Sandbox`.
 
-    def __init__(self, descriptor: Descriptor) -> None:
+    Args:
+        descriptor: As its provider made it.
+        sweep: Removes what is left of a state folder whose keeper was killed.
+    """
+
+    def __init__(self, descriptor: Descriptor, sweep: Callable[[Path], None]) -> None:
         self._descriptor = dict(descriptor)
+        self._sweep = sweep
         self._state = Path(descriptor["state"])
 
     @property
@@ -156,6 +162,7 @@ class KeptSandbox:
     async def stop(self) -> None:
         """See `inspan_core.sandbox.Sandbox.stop`."""
         await stop_kept(self._state, self.sandbox_id)
+        await anyio.to_thread.run_sync(self._sweep, self._state)
 
     def _call(self, what: str, timeout_s: float) -> AbstractAsyncContextManager[Call]:
         return open_call(self._state, "agent.sock", what=what, timeout_s=timeout_s)

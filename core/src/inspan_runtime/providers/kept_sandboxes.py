@@ -87,7 +87,7 @@ class KeptSandboxes:
                 if birth.state is not None:
                     await anyio.to_thread.run_sync(birth.launch, made, spec.ttl_s)
                     await birth.completed()
-                    return KeptSandbox(descriptor)
+                    return KeptSandbox(descriptor, self.sweep)
             except BaseException:
                 await birth.undone()
                 raise
@@ -102,7 +102,7 @@ class KeptSandboxes:
         while await anyio.to_thread.run_sync(state_folder.is_held, state):
             meta = state_folder.read_meta(state)
             if meta is not None and (state / "ready").exists():
-                return KeptSandbox(meta["descriptor"])
+                return KeptSandbox(meta["descriptor"], self.sweep)
             await anyio.sleep(POLL_S)
         await anyio.to_thread.run_sync(self.sweep, state)
         return None
@@ -142,7 +142,7 @@ class KeptSandboxes:
         meta = state_folder.read_meta(state)
         if meta is None:
             raise SandboxGone(f"{given['sandbox_id']} no longer exists")
-        sandbox = KeptSandbox({**meta["descriptor"], "workdir": given["workdir"]})
+        sandbox = KeptSandbox({**meta["descriptor"], "workdir": given["workdir"]}, self.sweep)
         try:
             await sandbox.ping(timeout_s=timeout_s)
         except SandboxTransportError as error:

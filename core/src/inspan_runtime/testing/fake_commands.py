@@ -36,7 +36,7 @@ def kind_of(argv: Sequence[str], stdin: bytes) -> CallKind:
     """Which kind of call a command is."""
     if LOADER in argv:
         return CallKind.LAUNCH
-    if list(argv) == ["sh"] and stdin.endswith(WAIT_SCRIPT.encode()):
+    if list(argv) in (["sh"], ["/bin/sh"]) and stdin.endswith(WAIT_SCRIPT.encode()):
         return CallKind.LOOK
     if RETIRE_SCRIPT in argv:
         return CallKind.REMOVE

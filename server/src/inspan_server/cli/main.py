@@ -190,6 +190,11 @@ def _add_machine(verbs: Verbs) -> None:
     check.add_argument(
         "--waiters", default="2", metavar="N", help="clients of a kind that may wait at once; default: 2"
     )
+    mutants = check.add_mutually_exclusive_group()
+    mutants.add_argument(
+        "--mutants", action="store_true", help="try the mechanical mutants too, which takes minutes"
+    )
+    mutants.add_argument("--no-mutants", action="store_true", help="try no mutants at all")
     machine.set_defaults(run=_machine)
 
 
@@ -198,4 +203,10 @@ def _machine(arguments: argparse.Namespace) -> int:
 
     if arguments.action == "show":
         return machine_main(["show", "--format", arguments.format])
-    return machine_main(["check", "--waiters", arguments.waiters, *(["--json"] if arguments.json else [])])
+    flags = {
+        "--json": arguments.json,
+        "--mutants": arguments.mutants,
+        "--no-mutants": arguments.no_mutants,
+    }
+    given = [flag for flag, is_given in flags.items() if is_given]
+    return machine_main(["check", "--waiters", arguments.waiters, *given])

@@ -19,6 +19,7 @@ from attrs import field, frozen
 from inspan_core.codec import decode
 from inspan_core.errors import ConfigError, WireError
 from inspan_core.wire import TaskId
+from inspan_server.bounded_file import read_bounded
 
 MAX_FILE_BYTES = 16 * 1024 * 1024
 MAX_FILES = 1000
@@ -92,7 +93,7 @@ def load_task(folder: str | Path) -> Task:
     folder = Path(folder)
     described = folder / "task.yaml"
     try:
-        value: Any = yaml.safe_load(described.read_text(encoding="utf-8"))
+        value: Any = yaml.safe_load(read_bounded(described, MAX_FILE_BYTES).decode("utf-8"))
         text = decode(_TaskText, value)
         files = _read_files(folder / "files")
         verify_files = _read_files(folder / "verify")

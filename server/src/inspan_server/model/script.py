@@ -28,6 +28,7 @@ import yaml
 from attrs import field, frozen
 
 from inspan_core.errors import ConfigError
+from inspan_server.bounded_file import read_bounded
 
 ANY_ROLLOUT = "*"
 FINISH_REASONS = ("stop", "length", "tool_calls", "content_filter")
@@ -125,9 +126,7 @@ def load_script(path: str | Path) -> Script:
     """
     path = Path(path)
     try:
-        if path.stat().st_size > MAX_SCRIPT_BYTES:
-            raise ConfigError(f"script {path}: larger than {MAX_SCRIPT_BYTES} bytes")
-        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+        value = yaml.safe_load(read_bounded(path, MAX_SCRIPT_BYTES).decode("utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"script {path}: {error}") from error
     try:
