@@ -1,17 +1,19 @@
 """``python -m inspan_core``: check the machine by exploring it, or show its tables.
 
-check [--json] [--waiters N]            explore everything; exit 1 when a promise is broken
-show [--format table|mermaid|dot|svg]   the tables as a page, or the session's phases as a diagram
+check [--json] [--waiters N] [--mutants | --no-mutants]
+    explore everything, compare every answer with the contract, try wrong machines; exit 1 when a promise is
+    broken, a part of the tables is not reached, or a wrong machine is not found out
+show [--format table|mermaid|dot|svg]
+    the tables as a page, or the session's phases as a diagram
 """
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Sequence
 
 from inspan_core import diagram
-from inspan_core.testing.explorer import Report, explore
+from inspan_core.testing.checkup import as_json, as_text, check_up
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,10 +30,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.write(diagram.FORMATS[arguments.format]())
         return 0
     begun = time.monotonic()
-    report = explore(waiters=arguments.waiters)
-    seconds = round(time.monotonic() - begun, 3)
-    sys.stdout.write(_as_json(report, seconds) if arguments.json else _as_text(report, seconds))
-    return 1 if report.findings or report.unreached else 0
+    found = check_up(
+        waiters=arguments.waiters,
+        by_hand=not arguments.no_mutants,
+        by_rote=arguments.mutants,
+    )
+    seconds = time.monotonic() - begun
+    sys.stdout.write(as_json(found, seconds) if arguments.json else as_text(found, seconds))
+    return 0 if found.is_good else 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -42,6 +48,11 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument(
         "--waiters", type=_waiters, default=2, metavar="N", help="clients of a kind that wait at once (2)"
     )
+    which = check.add_mutually_exclusive_group()
+    which.add_argument(
+        "--mutants", action="store_true", help="try the mechanical mutants too, which takes minutes"
+    )
+    which.add_argument("--no-mutants", action="store_true", help="try no mutants at all")
     show = verbs.add_parser("show", help="print the machine's tables")
     show.add_argument(
         "--format", choices=tuple(diagram.FORMATS), default="table", help="a page, or a diagram"
@@ -54,36 +65,6 @@ def _waiters(text: str) -> int:
     if not 1 <= number <= 9:
         raise argparse.ArgumentTypeError(f"{number} is not between 1 and 9")
     return number
-
-
-def _as_json(report: Report, seconds: float) -> str:
-    findings = [
-        {
-            "invariant": finding.invariant,
-            "reason": finding.reason,
-            "story": [str(chapter.event) for chapter in finding.story],
-        }
-        for finding in report.findings
-    ]
-    answer = {
-        "violations": findings,
-        "unreached": report.unreached,
-        "states": report.states,
-        "transitions": report.transitions,
-        "probes": report.probes,
-        "seconds": seconds,
-    }
-    return json.dumps(answer) + "\n"
-
-
-def _as_text(report: Report, seconds: float) -> str:
-    lines = [str(finding) + "\n" for finding in report.findings]
-    lines.extend(f"nothing leads to {place}" for place in report.unreached)
-    lines.append(f"{report.states} states, {report.transitions} transitions, {report.probes} probes")
-    lines.append(
-        f"{len(report.findings)} violations, {len(report.unreached)} places unreached, {seconds:.1f} s"
-    )
-    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

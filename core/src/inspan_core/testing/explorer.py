@@ -8,15 +8,16 @@ from contextlib import nullcontext
 
 from attrs import define, field, frozen
 
-from inspan_core.errors import InspanError, NotAllowed
-from inspan_core.events import Event, ExpiryReached, RetryDue, WindowEnded
-from inspan_core.machine import new_session, step
+from inspan_core.errors import InspanError
+from inspan_core.events import Event
+from inspan_core.machine import new_session
 from inspan_core.rules import Ignored, Refused, Row
 from inspan_core.session import Settings
 from inspan_core.tables import SESSION
 from inspan_core.testing.coverage import Coverage, note_row, recording
 from inspan_core.testing.invariants import check_transition
-from inspan_core.testing.moves import impossible_events, late_events, moves, refused_requests
+from inspan_core.testing.moves import moves
+from inspan_core.testing.probing import impossibilities, refusals
 from inspan_core.testing.prospects import Prospects
 from inspan_core.testing.states import State, canonical
 from inspan_core.testing.stories import Chapter, retell, told
@@ -52,6 +53,7 @@ class Report:
     Attributes:
         states: How many states were reached.
         transitions: How many moves were made.
+        depth: How many events the longest shortest way to a state has.
         probes: How many events were fed that must change nothing.
         findings: The broken promises.
         unreached: Rows, targets, lessons and rungs that nothing led to; empty when not recorded.
@@ -59,6 +61,7 @@ class Report:
 
     states: int = 0
     transitions: int = 0
+    depth: int = 0
     probes: int = 0
     findings: list[Finding] = field(factory=list[Finding])
     unreached: list[str] = field(factory=list[str])
@@ -74,15 +77,16 @@ class Explorer:
         self._prospects = Prospects()
         start = State(canonical(new_session("story", SETTINGS)), World())
         self._seen: dict[State, tuple[State, Event] | None] = {start: None}
-        self._queue = deque([start])
+        self._queue = deque([(start, 0)])
         self._broken: set[tuple[int, str]] = set()
         self.report = Report()
 
     def run(self) -> Report:
         """Explore until nothing new is reached, or the first violation where that is asked for."""
         while self._queue:
-            state = self._queue.popleft()
-            self._visit(state)
+            state, depth = self._queue.popleft()
+            self.report.depth = depth
+            self._visit(state, depth)
             if self.report.findings and self._stop_at_first:
                 break
         self.report.states = len(self._seen)
@@ -90,7 +94,7 @@ class Explorer:
             self.report.unreached = self._coverage.missing()
         return self.report
 
-    def _visit(self, state: State) -> None:
+    def _visit(self, state: State, depth: int) -> None:
         self._probe(state)
         self._hold(state, None)
         for event in moves(state, self._waiters):
@@ -99,7 +103,7 @@ class Explorer:
             after = self._hold(state, event)
             if after is not None and after not in self._seen:
                 self._seen[after] = (state, event)
-                self._queue.append(after)
+                self._queue.append((after, depth + 1))
 
     def _hold(self, state: State, event: Event | None) -> State | None:
         """Hold the invariants over one move, or over the state's prospects; None when one broke."""
@@ -119,26 +123,16 @@ class Explorer:
 
     def _probe(self, state: State) -> None:
         """Feed what must change nothing: refused requests, late events, impossible ones."""
-        session = state.session
-        for event in refused_requests(state):
-            self.report.probes += 1
-            after, effects = step(session, event)
-            status = getattr(effects[0], "status", None) if len(effects) == 1 else None
-            if after is not session or status != 409:
-                self._found(14, f"{event} is not refused: {effects}", state, event)
-        for event in late_events(state):
-            self.report.probes += 1
-            if step(session, event) != (session, ()):
-                self._found(2, f"{event} is late, and changed something", state, event)
-        for event in impossible_events(state):
-            self.report.probes += 1
+        for event, violation in refusals(state):
+            self._probed(state, event, violation)
+        for event, violation in impossibilities(state):
             self._note(state, event)
-            try:
-                unchanged = step(session, event) == (session, ())
-            except NotAllowed:
-                continue
-            if not (unchanged and isinstance(event, WindowEnded | RetryDue | ExpiryReached)):
-                self._found(14, f"{event} cannot be, and was taken", state, event)
+            self._probed(state, event, violation)
+
+    def _probed(self, state: State, event: Event, violation: Violation | None) -> None:
+        self.report.probes += 1
+        if violation is not None:
+            self._found(violation.invariant, violation.reason, state, event)
 
     def _note(self, state: State, event: Event) -> None:
         if self._coverage is None:

@@ -12,10 +12,12 @@ from inspan_core.effects import (
     AwaitReceipt,
     CancelPending,
     CloseBody,
+    CreateSandbox,
     GapCode,
     Launch,
     ReleaseExec,
     SeedBody,
+    StopSandbox,
     Timer,
 )
 from inspan_core.events import (
@@ -41,7 +43,7 @@ from inspan_core.testing.oracle import (
     replies_fault,
 )
 from inspan_core.testing.order_invariants import ORDER_CHECKS
-from inspan_core.testing.transitions import Transition, require
+from inspan_core.testing.transitions import RELEASING, Transition, require
 
 CLIMBING = frozenset({Phase.SEEDING, Phase.UNWINDING, Phase.ACTIVE, Phase.CLOSING})
 ENDED = frozenset({Phase.NEW, Phase.CLOSED, Phase.FENCED})
@@ -97,6 +99,9 @@ def abandonment_ends(t: Transition) -> None:
     if isinstance(t.event, Abandoned):
         ended = t.session.phase is Phase.CLOSED and not t.session.gradable
         require(ended, 9, f"a session is abandoned, and {t.session.phase.value}")
+        closed = t.session.close_answer
+        unproven = closed is not None and closed.status != 200
+        require(unproven, 9, "an abandoned session's close is answered as if it were released")
 
 
 def only_close_cancels(t: Transition) -> None:
@@ -136,6 +141,15 @@ def nothing_left(t: Transition) -> None:
         require(t.after.world.timer is Timer.LEASE, 11, f"no lease is counted in phase {phase.value}")
 
 
+def stop_stands_in(t: Transition) -> None:
+    """4: our own sandbox's release fails only where its stop failed, or a create may still make one."""
+    failed = t.session.phase in (Phase.CLOSE_FAILED, Phase.SETUP_FAILED)
+    if failed and t.before.session.phase in RELEASING and t.told.owned:
+        before = t.before.world
+        tried = before.order is StopSandbox or before.pending is CreateSandbox
+        require(tried, 4, "a release failed, and nobody tried to stop the sandbox")
+
+
 def requests_as_agreed(t: Transition) -> None:
     """8 and 14: what becomes of a request at once is what the contract says."""
     column = _COLUMNS.get(type(t.event))
@@ -171,7 +185,8 @@ def seeds_answered(t: Transition) -> None:
             if reply.waiter != waiter:
                 continue
             if reply.status == 200:
-                ready = t.session.phase is Phase.READY and t.told.setup is None
+                whole = t.told.installed and t.told.setup is None
+                ready = t.session.phase is Phase.READY and whole
                 require(ready and is_success(reply, SeedBody), 14, "a seed is confirmed that is not set up")
             elif isinstance(t.event, CloseRequested | ExpiryReached) and t.told.setup is None:
                 status = 409 if isinstance(t.event, CloseRequested) else 503
@@ -243,6 +258,7 @@ TRANSITION_CHECKS: tuple[Callable[[Transition], None], ...] = (
     only_close_cancels,
     abandonment_ends,
     nothing_left,
+    stop_stands_in,
     requests_as_agreed,
     seeds_answered,
     activations_answered,

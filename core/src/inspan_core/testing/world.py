@@ -86,6 +86,7 @@ class World:
         pending: The kind of order under cancellation, or None.
         owned: Whose the sandbox is.
         sandbox: What it really is.
+        installed: The installation was answered well.
         files: Session files lie in the sandbox.
         slot: A concurrency slot is ours, and nothing is staged yet.
         staged: Staging was answered well.
@@ -105,6 +106,7 @@ class World:
     pending: type | None = None
     owned: bool = False
     sandbox: Truth = Truth.NONE
+    installed: bool = False
     files: bool = False
     slot: bool = False
     staged: bool = False
@@ -254,7 +256,7 @@ def _connected(world: World, event: Answer) -> World:
 def _installed(world: World, event: Answer) -> World:
     if isinstance(event, InstallFailed | SandboxGone | StepFailed | StepTimedOut):
         return _setup_fault(world, _fault(event))
-    return world
+    return evolve(world, installed=True)
 
 
 def _staged(world: World, event: Answer) -> World:
