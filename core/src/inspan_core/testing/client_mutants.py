@@ -25,7 +25,7 @@ from inspan_core.session import Phase, Retained, Session
 from inspan_core.tables import LEARN
 from inspan_core.testing.mutant import Mutant, wrong_row
 
-_MACHINE: dict[str, Any] = vars(machine)
+_MACHINE: dict[str, Any] = machine.__dict__
 _REFUSED = Refused(409, "session {name} is refused, like every other")
 
 
