@@ -219,7 +219,7 @@ async def test_a_cancelled_installation_leaves_nothing(installer, tmp_path):
             lambda: installer.publish(KEY, archive, health=HEALTH, expect="tiny"), name="publish"
         )
         with anyio.fail_after(30):
-            while not any(  # noqa: ASYNC110 (a file of another process)
+            while not any(
                 (path / "bin").is_dir() for path in (tmp_path / "runtimes").iterdir() if path.is_dir()
             ):
                 await anyio.sleep(0.01)

@@ -280,7 +280,12 @@ class Faulty:
             return await self.sandbox.exec(fault, timeout_s=5)
         return await self.sandbox.exec(argv, **options)
 
+    async def upload(self, path, data, **options):
+        await self.sandbox.upload(path, data, **options)
+
     async def download(self, path, **options):
+        if self.faults:
+            raise SandboxTransportError("cut")
         return await self.sandbox.download(path, **options)
 
 
@@ -297,6 +302,20 @@ async def test_a_failed_look_is_not_a_failed_run(place):
     faulty = Faulty(place.sandbox, faults)
     assert await client.stop_and_confirm_cleanup(faulty, place.dir, timeout_s=20) == CONFIRMED
     assert not faulty.faults
+
+
+async def test_a_receipt_is_read_where_no_look_succeeds(place):
+    await place.stage("exit 0")
+    await place.launch()
+
+    class NoShell(Faulty):
+        async def exec(self, argv, **options):
+            return await self.sandbox.exec(["false"], timeout_s=5)
+
+    assert (
+        await client.stop_and_confirm_cleanup(NoShell(place.sandbox, []), place.dir, timeout_s=20)
+        == CONFIRMED
+    )
 
 
 async def test_looks_that_fail_until_the_end_are_unknown_evidence_and_say_why(place):

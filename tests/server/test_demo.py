@@ -294,8 +294,11 @@ def test_a_signal_leaves_nothing(machine, sandbox, after, number):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--harness", "nobody"], "no harness is called 'nobody' (installed: echo"),
-        (["--sandbox", "cloud"], "no sandbox provider is called 'cloud' (installed: bubblewrap, local)"),
+        (["--harness", "nobody"], "no harness is called 'nobody' (installed: codex, echo, pi)"),
+        (
+            ["--sandbox", "cloud"],
+            "no sandbox provider is called 'cloud' (installed: bubblewrap, docker, local)",
+        ),
         (["--run-dir", "/proc/nowhere/x"], "--run-dir /proc/nowhere/x: cannot be made"),
     ],
 )

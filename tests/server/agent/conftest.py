@@ -104,7 +104,7 @@ def until():
 
     async def wait(condition, what):
         with anyio.move_on_after(20):
-            while not condition():  # noqa: ASYNC110  # The server's phases have no event to wait for.
+            while not condition():  # The server's phases have no event to wait for.
                 await anyio.sleep(0.005)
             return
         raise AssertionError(f"{what} did not happen")

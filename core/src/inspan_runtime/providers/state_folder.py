@@ -94,7 +94,7 @@ def claim(folder: Path, sandbox_id: str, meta: Mapping[str, Any]) -> tuple[Path,
 def remove(path: Path) -> None:
     """Remove a folder of a dead sandbox; no mount of it is visible here."""
     # Not by a recursive function: what a sandbox without isolation left may be nested deeper than its stack.
-    subprocess.run(["rm", "-rf", "--one-file-system", "--", path], check=False, capture_output=True)
+    subprocess.run(["/bin/rm", "-rf", "--one-file-system", "--", path], check=False, capture_output=True)
 
 
 def is_held(path: Path) -> bool:
