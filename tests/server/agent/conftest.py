@@ -91,6 +91,20 @@ def agent(tmp_path):
     return started
 
 
+@pytest.fixture(autouse=True)
+def no_sandbox_outlives_its_test(tmp_path):
+    """A server with a journal leaves its sandboxes to the next one: here nobody comes."""
+    yield
+    if (tmp_path / "run").exists():
+        anyio.run(stop_all, LocalProvider({"runtime_dir": str(tmp_path / "run")}))
+
+
+async def stop_all(provider):
+    with anyio.fail_after(30):
+        for descriptor in await provider.list({}):
+            await (await provider.connect(descriptor)).stop()
+
+
 @pytest.fixture
 def cookie_of():
     """A ``Cookie`` header for a session, as the server itself would make it."""

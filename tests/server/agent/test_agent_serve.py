@@ -105,9 +105,6 @@ async def test_a_second_signal_does_not_wait_and_names_what_is_open(config_file,
                 process.send_signal(signal.SIGTERM)
                 assert await anyio.to_thread.run_sync(process.wait, 10) == 1
             assert process.stderr.read().splitlines()[-1] == "inspan serve: ended without closing: s1"
-        provider = LocalProvider({"runtime_dir": str(tmp_path / "run")})
-        for descriptor in await provider.list({}):
-            await (await provider.connect(descriptor)).stop()
 
 
 async def activate(client):
