@@ -14,6 +14,7 @@ import pytest
 from inspan_core.errors import SandboxCreateError, SandboxError, SandboxGone
 from inspan_core.sandbox import Mount, SandboxSpec
 from inspan_runtime.providers import state_folder
+from inspan_runtime.providers.birth import Birth
 from inspan_runtime.providers.bubblewrap import BubblewrapProvider
 from inspan_runtime.providers.local import LocalProvider
 from inspan_runtime.testing.sandbox_check_support import opened, out, sh
@@ -386,3 +387,22 @@ async def test_failed_create_leaves_nothing(run_dir, point, tmp_path):
         assert "it is broken" in str(raised.value)
     assert list((run_dir / "bubblewrap").iterdir()) == [] and mounts_of(run_dir) == []
     await becomes(lambda: processes_of(run_dir) == {}, "a process of a failed creation lives")
+
+
+async def test_a_create_cut_off_while_it_is_being_taken_leaves_nothing(
+    provider, spec, run_dir, kind, monkeypatch
+):
+    """Between the keeper's two words: it has a sandbox, and does not know yet whether anybody has it."""
+    collect = Birth._collect_starter
+    with anyio.CancelScope() as scope:
+
+        def collect_and_cancel(self):
+            collect(self)
+            scope.cancel()
+
+        monkeypatch.setattr(Birth, "_collect_starter", collect_and_cancel)
+        await provider.create(spec, key="k")
+    assert scope.cancelled_caught
+    assert await provider.list({}) == []
+    assert list((run_dir / kind).iterdir()) == []
+    await becomes(lambda: processes_of(run_dir) == {}, "the keeper lives")

@@ -70,6 +70,7 @@ class Birth:
         self._lock_fd: int | None = None
         self._sock, self._theirs = socket.socketpair()
         self._starter: subprocess.Popen[bytes] | None = None
+        self._has_keeper = False
 
     def claim(self, folder: Path, sandbox_id: str, meta: Mapping[str, Any]) -> None:
         """Make the state folder, if the key is free."""
@@ -97,6 +98,7 @@ class Birth:
                     pass_fds=(fd, lock_fd),
                     start_new_session=True,
                 )
+                self._has_keeper = True
         finally:
             os.close(script)
         self._release_handed_over()
@@ -137,7 +139,7 @@ class Birth:
             return
         self._theirs.close()
         with anyio.move_on_after(UNDO_LIMIT_S, shield=True):
-            if self._starter is not None:
+            if self._has_keeper:  # Also when its starter was collected: it may just have been taken.
                 try:
                     self._sock.shutdown(socket.SHUT_WR)
                 except OSError:
