@@ -57,7 +57,7 @@ bench: setup
 
 # After a change of requirements: a fresh environment's versions become the pins.
 constraints:
-	@rm -rf .venv && sed -i '/==/d' constraints.txt && .ci/setup
+	@rm -rf .venv && sed -i '/^[^#]*==/d' constraints.txt && .ci/setup
 	@$(BIN)/python -m pip freeze --exclude-editable | grep -E '^[A-Za-z0-9_.-]+==' >> constraints.txt
 
 clean:

@@ -1,0 +1,1 @@
+"""Hermes (hermes-agent) as an inspan harness."""
