@@ -24,7 +24,7 @@ from inspan_core.journal import encode_event
 from inspan_runtime.journal_sqlite import SqliteJournal
 from inspan_runtime.providers.local import LocalProvider
 from inspan_server.agent.app import create_app
-from inspan_server.agent.config import parse_config
+from inspan_server.agent.config_reading import parse_config
 from inspan_server.serving import served
 
 SESSIONS = "/v1/agent_sessions"

@@ -12,7 +12,7 @@ from inspan_core.hookspecs import hookimpl
 from inspan_core.plugins import load_plugins
 from inspan_runtime.providers.local import LocalProvider
 from inspan_server.agent.app import create_app
-from inspan_server.agent.config import parse_config
+from inspan_server.agent.config_reading import parse_config
 from inspan_server.agent.cookies import COOKIE_NAME, SessionCookies
 from inspan_server.serving import served
 

@@ -11,7 +11,7 @@ from inspan_core.hookspecs import hookimpl
 from inspan_core.plugins import load_plugins
 from inspan_core.wire import DirectHttpAccess
 from inspan_runtime.providers.local import LocalProvider
-from inspan_server.agent.config import parse_config, read_config
+from inspan_server.agent.config_reading import parse_config, read_config
 from inspan_server.agent.wiring import build_service
 
 GRANT = {"kind": "direct_http", "name": "res", "base_url": "http://127.0.0.1:9/"}

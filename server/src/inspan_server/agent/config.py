@@ -1,30 +1,20 @@
-"""The Agent Server's configuration: one frozen value, read from YAML or from a mapping, and strict.
+"""The Agent Server's configuration: one frozen value, with the contract's names.
 
-Names are those of the contract. A key that is not known is refused, with the nearest one that is.
+`inspan_server.agent.config_reading` reads it, `inspan_server.agent.config_check` holds the rules over more
+than one field. `docs/configuration.md` describes each key.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import attrs
-import yaml
 from attrs import field, frozen
 
 from inspan_core.constraints import HttpUrl, Text, Whole
-from inspan_core.errors import ConfigError
-from inspan_core.faults import Fault, Faults, fault
-from inspan_core.structuring import build_converter
 from inspan_core.wire import AbsolutePath, ToolAccess
 
-CONFIG_LIMIT_BYTES = 4 * 1024 * 1024
 SECRET_LENGTH = 16
-LONGEST_S = 1e9
-"""What the supervisor takes at most; .inf and .nan, which YAML has, are no times."""
-
 KEY_PATTERN = r"^[\x21-\x7e]+$"
 """It travels in a header, and a client that refuses it would repeat it in its error."""
 
@@ -131,103 +121,3 @@ class AgentConfig:
     runtime_cache_dir: AbsolutePath | None = None
     harness_options: Mapping[str, Any] = field(factory=dict)
     cookie_secret: Annotated[str, Text(min_length=SECRET_LENGTH)] | None = field(default=None, repr=False)
-
-
-def read_config(path: Path) -> AgentConfig:
-    """The configuration in a YAML file.
-
-    Raises:
-        ConfigError: Names the file, the key, the value and what was expected.
-    """
-    try:
-        with path.open("rb") as file:
-            data = file.read(CONFIG_LIMIT_BYTES + 1)
-        if len(data) > CONFIG_LIMIT_BYTES:
-            raise ConfigError(f"{path} is larger than {CONFIG_LIMIT_BYTES} bytes")
-        value = yaml.safe_load(data)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
-    return parse_config(value, name=str(path))
-
-
-def parse_config(value: Any, *, name: str = "configuration") -> AgentConfig:
-    """The configuration in a mapping.
-
-    Raises:
-        ConfigError: As for `read_config`.
-    """
-    try:
-        config: AgentConfig = _CONVERTER.structure(value, AgentConfig)
-    except Faults as error:
-        raise ConfigError(f"{name}: {'; '.join(_sentence(each) for each in error.faults)}") from error
-    return config
-
-
-def _check(config: AgentConfig, _: Any) -> None:
-    faults: list[Fault] = []
-    seconds = {
-        attribute.name
-        for attribute in attrs.fields(AgentConfig)
-        if attribute.name.endswith("_seconds") or attribute.name == "timeout"
-    }
-    faults += [
-        (
-            "greater_than",
-            (name,),
-            f"must be above 0 and at most {LONGEST_S:.0f} seconds",
-            getattr(config, name),
-        )
-        for name in sorted(seconds)
-        if not 0 < getattr(config, name) <= LONGEST_S
-    ]
-    names = [grant.name for grant in config.tool_accesses]
-    if repeated := sorted({name for name in names if names.count(name) > 1}):
-        faults.append(("value_error", ("tool_accesses",), "must have names that differ", ", ".join(repeated)))
-    if config.num_workers != 1:
-        message = "must be 1: the state of sessions lives in one process"
-        faults.append(("value_error", ("num_workers",), message, config.num_workers))
-    if config.resources_server is not None:
-        message = "must be null: the compatibility endpoint /run is not served"
-        faults.append(("value_error", ("resources_server",), message, "..."))
-    for name, block in config.sandbox_providers.items():
-        if not isinstance(block.get("kind"), str):
-            message = "needs 'kind', the name of an installed sandbox provider"
-            faults.append(("value_error", ("sandbox_providers", name), message, block))
-    known = ", ".join(sorted(config.sandbox_providers)) or "none"
-    if config.sandbox_provider is not None and config.sandbox_provider not in config.sandbox_providers:
-        message = f"must name a block of sandbox_providers (there: {known})"
-        faults.append(("value_error", ("sandbox_provider",), message, config.sandbox_provider))
-    if faults:
-        raise Faults(faults)
-
-
-def _check_sandbox(config: SandboxConfig, _: Any) -> None:
-    if isinstance(config.ttl_s, float | int) and not 0 < config.ttl_s <= LONGEST_S:
-        message = f"must be above 0 and at most {LONGEST_S:.0f} seconds"
-        raise fault("greater_than", message, config.ttl_s, "ttl_s")
-
-
-_SECTIONS: Mapping[tuple[str | int, ...], type] = {
-    (): AgentConfig,
-    ("model_server",): ModelServerConfig,
-    ("sandbox_config",): SandboxConfig,
-}
-_SECRETS = frozenset({"api_key", "cookie_secret", "headers", "cookies"})
-_CONVERTER = build_converter({AgentConfig: _check, SandboxConfig: _check_sandbox})
-
-
-def _sentence(fault: Fault) -> str:
-    kind, place, message, value = fault
-    key = ".".join(str(part) for part in place) or "the whole"
-    if kind == "missing":
-        return f"{key} is required"
-    if kind == "extra_forbidden":
-        section = _SECTIONS.get(place[:-1])
-        names = [] if section is None else [attribute.name for attribute in attrs.fields(section)]
-        near = difflib.get_close_matches(str(place[-1]), names, n=1)
-        return f"{key} is not a known key" + (f"; did you mean {near[0]}?" if near else "")
-    if isinstance(value, dict | list) or _SECRETS.intersection(place):
-        return f"{key} {message}"  # Whatever lies in there may be a secret.
-    return f"{key} is {repr(value)[:100]}, {message}"

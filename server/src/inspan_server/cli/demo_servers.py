@@ -22,7 +22,7 @@ from inspan_runtime.providers.interpreter import own_interpreter
 from inspan_runtime.providers.spec_checks import OWN_FOLDER
 from inspan_runtime.service import AgentService
 from inspan_server.agent.app import create_app
-from inspan_server.agent.config import parse_config
+from inspan_server.agent.config_reading import parse_config
 from inspan_server.cli.timeline import Timeline
 from inspan_server.environment.app import create_environment_app
 from inspan_server.environment.episode import EpisodeLimits, Servers

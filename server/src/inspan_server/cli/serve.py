@@ -22,7 +22,8 @@ from inspan_runtime.journal_sqlite import JournalError
 from inspan_runtime.providers import builtin
 from inspan_runtime.service import SHUTDOWN_STEPS
 from inspan_server.agent.app import create_app
-from inspan_server.agent.config import AgentConfig, read_config
+from inspan_server.agent.config import AgentConfig
+from inspan_server.agent.config_reading import read_config
 
 DONE, UNCLOSED, INFRASTRUCTURE = 0, 1, 3
 BACKLOG = 1024

@@ -1,0 +1,59 @@
+"""The rules over more than one field of a configuration, or over what its types cannot say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from inspan_core.faults import Fault, Faults, fault
+from inspan_server.agent.config import AgentConfig, SandboxConfig
+
+LONGEST_S = 1e9
+"""What the supervisor takes at most; .inf and .nan, which YAML has, are no times."""
+
+
+def check_agent(config: AgentConfig, _: Any) -> None:
+    """Refuse what does not fit together."""
+    faults: list[Fault] = []
+    seconds = {
+        attribute.name
+        for attribute in attrs.fields(AgentConfig)
+        if attribute.name.endswith("_seconds") or attribute.name == "timeout"
+    }
+    faults += [
+        (
+            "greater_than",
+            (name,),
+            f"must be above 0 and at most {LONGEST_S:.0f} seconds",
+            getattr(config, name),
+        )
+        for name in sorted(seconds)
+        if not 0 < getattr(config, name) <= LONGEST_S
+    ]
+    names = [grant.name for grant in config.tool_accesses]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        faults.append(("value_error", ("tool_accesses",), "must have names that differ", ", ".join(repeated)))
+    if config.num_workers != 1:
+        message = "must be 1: the state of sessions lives in one process"
+        faults.append(("value_error", ("num_workers",), message, config.num_workers))
+    if config.resources_server is not None:
+        message = "must be null: the compatibility endpoint /run is not served"
+        faults.append(("value_error", ("resources_server",), message, "..."))
+    for name, block in config.sandbox_providers.items():
+        if not isinstance(block.get("kind"), str):
+            message = "needs 'kind', the name of an installed sandbox provider"
+            faults.append(("value_error", ("sandbox_providers", name), message, block))
+    known = ", ".join(sorted(config.sandbox_providers)) or "none"
+    if config.sandbox_provider is not None and config.sandbox_provider not in config.sandbox_providers:
+        message = f"must name a block of sandbox_providers (there: {known})"
+        faults.append(("value_error", ("sandbox_provider",), message, config.sandbox_provider))
+    if faults:
+        raise Faults(faults)
+
+
+def check_sandbox(config: SandboxConfig, _: Any) -> None:
+    """Refuse a lifetime that is no time."""
+    if isinstance(config.ttl_s, float | int) and not 0 < config.ttl_s <= LONGEST_S:
+        message = f"must be above 0 and at most {LONGEST_S:.0f} seconds"
+        raise fault("greater_than", message, config.ttl_s, "ttl_s")

@@ -1,0 +1,78 @@
+"""Reads a configuration from YAML or from a mapping, strictly.
+
+A key that is not known is refused, with the nearest one that is.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import yaml
+
+from inspan_core.errors import ConfigError
+from inspan_core.faults import Fault, Faults
+from inspan_core.structuring import build_converter
+from inspan_server.agent.config import AgentConfig, ModelServerConfig, SandboxConfig
+from inspan_server.agent.config_check import check_agent, check_sandbox
+
+CONFIG_LIMIT_BYTES = 4 * 1024 * 1024
+
+
+def read_config(path: Path) -> AgentConfig:
+    """The configuration in a YAML file.
+
+    Raises:
+        ConfigError: Names the file, the key, the value and what was expected.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(CONFIG_LIMIT_BYTES + 1)
+        if len(data) > CONFIG_LIMIT_BYTES:
+            raise ConfigError(f"{path} is larger than {CONFIG_LIMIT_BYTES} bytes")
+        value = yaml.safe_load(data)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    return parse_config(value, name=str(path))
+
+
+def parse_config(value: Any, *, name: str = "configuration") -> AgentConfig:
+    """The configuration in a mapping.
+
+    Raises:
+        ConfigError: As for `read_config`.
+    """
+    try:
+        config: AgentConfig = _CONVERTER.structure(value, AgentConfig)
+    except Faults as error:
+        raise ConfigError(f"{name}: {'; '.join(_sentence(each) for each in error.faults)}") from error
+    return config
+
+
+_SECTIONS: Mapping[tuple[str | int, ...], type] = {
+    (): AgentConfig,
+    ("model_server",): ModelServerConfig,
+    ("sandbox_config",): SandboxConfig,
+}
+_SECRETS = frozenset({"api_key", "cookie_secret", "headers", "cookies"})
+_CONVERTER = build_converter({AgentConfig: check_agent, SandboxConfig: check_sandbox})
+
+
+def _sentence(fault: Fault) -> str:
+    kind, place, message, value = fault
+    key = ".".join(str(part) for part in place) or "the whole"
+    if kind == "missing":
+        return f"{key} is required"
+    if kind == "extra_forbidden":
+        section = _SECTIONS.get(place[:-1])
+        names = [] if section is None else [attribute.name for attribute in attrs.fields(section)]
+        near = difflib.get_close_matches(str(place[-1]), names, n=1)
+        return f"{key} is not a known key" + (f"; did you mean {near[0]}?" if near else "")
+    if isinstance(value, dict | list) or _SECRETS.intersection(place):
+        return f"{key} {message}"  # Whatever lies in there may be a secret.
+    return f"{key} is {repr(value)[:100]}, {message}"
