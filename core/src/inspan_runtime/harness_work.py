@@ -10,9 +10,9 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
-from inspan_core.errors import InspanError, RequestRefused, SandboxError, SandboxGone
+from inspan_core.errors import InspanError, RequestRefused, SandboxError, SandboxGone, UnsupportedTarget
 from inspan_core.findings import CollectResult, Outcome
 from inspan_core.harness import Artifacts, ParsedActivation, ParseInput, SandboxCommand
 from inspan_core.observations import ObservationGap
@@ -20,9 +20,12 @@ from inspan_core.relay import Harness
 from inspan_core.sandbox import Descriptor, Sandbox, SandboxProvider, SandboxSpec
 from inspan_core.wire import SeedRequest, ToolAccess
 from inspan_runtime.contexts import ArtifactContext, RunContext, SessionContext, is_transport_error
-from inspan_runtime.install import SandboxInstaller
+from inspan_runtime.grant_reach import loopback_urls, try_grants
+from inspan_runtime.install import DEFAULT_LEASE_S, SandboxInstaller
 from inspan_runtime.install_cache import RuntimeCache
-from inspan_runtime.packing import pack_artifacts, pack_parsed
+from inspan_runtime.install_shared import create_with_runtimes
+from inspan_runtime.jar import take_jar
+from inspan_runtime.packing import pack_artifacts, pack_grants, pack_parsed
 from inspan_runtime.redaction import redacted, secrets_of
 from inspan_runtime.room import Room
 
@@ -75,6 +78,8 @@ class HarnessWork:
         parsed: What the plugin's parser returned, or None.
         gaps: What the runtime itself could not do, for the observations.
         tool_accesses: The grants that the harness has to make usable.
+        granted: All grants of the session, also those that it cannot use: their secrets are ours to keep.
+        resources_cookies: The jar that tool calls changed, or None.
         run_parser: Where the parser runs.
     """
 
@@ -94,18 +99,27 @@ class HarnessWork:
     descriptor: Descriptor | None = None
     gaps: list[ObservationGap] = field(factory=list)
     tool_accesses: tuple[ToolAccess, ...] = field(default=(), repr=False)
+    granted: tuple[ToolAccess, ...] = field(init=False, repr=False)
+    resources_cookies: Mapping[str, str] | None = field(default=None, repr=False)
     run_parser: RunParser = in_worker_thread
     _provider: SandboxProvider | None = None
     _installer: SandboxInstaller | None = None
+
+    @granted.default
+    def _all_grants(self) -> tuple[ToolAccess, ...]:
+        return (*self.seed.tool_accesses, *self.tool_accesses)
 
     async def create(self, room: Room, key: str, *, timeout_s: float) -> Sandbox:
         """Create our own sandbox under `key`."""
         if self.owned is None:
             raise RequestRefused("there is neither sandbox_access nor a configured sandbox_provider")
         spec = self.owned.spec
+        spec = evolve(spec, reach=tuple(dict.fromkeys((*spec.reach, *loopback_urls(self.tool_accesses)))))
         sandbox = await self._reach(
             self.owned.provider,
-            lambda provider: provider.create(spec, key=_key(room, key), timeout_s=timeout_s),
+            lambda provider: create_with_runtimes(
+                provider, spec, self.cache.shared, key=_key(room, key), timeout_s=timeout_s
+            ),
         )
         self._known(room, sandbox)
         return sandbox
@@ -168,13 +182,21 @@ class HarnessWork:
             await room.sandbox.stop()
         else:
             await self._provider.stop(_key(room, key), timeout_s=timeout_s)
+        await self._let_go()
         await self._drop_provider()
 
     async def disconnect(self, room: Room) -> None:
         """Drop the connection and the provider's client."""
         if room.sandbox is not None:
             await room.sandbox.disconnect()
+        await self._let_go()
         await self._drop_provider()
+
+    async def _let_go(self) -> None:
+        """Let the host's cache forget that this sandbox uses a runtime of its."""
+        # Without an installer the server was restarted since: what it did then is not known.
+        if self.sandbox_id is not None and (self._installer is None or self._installer.has_lease):
+            await anyio.to_thread.run_sync(self.cache.shared.let_go, self.sandbox_id)
 
     async def _drop_provider(self) -> None:
         # Forgotten only when it is closed: a step that failed here is tried again.
@@ -186,6 +208,17 @@ class HarnessWork:
         """Let the plugin make its runtime ready."""
         self.runtime = dict(await self.harness.install(SessionContext(**self._context(room))))
         room.keep("runtime", json.dumps(self.runtime).encode())
+        await self._try_grants(room)
+
+    async def _try_grants(self, room: Room) -> None:
+        """Connect to the granted servers from inside; the harness gets those that can be used."""
+        python = (await self._context(room)["installer"].target()).python or self.runtime.get("python")
+        if self.tool_accesses and not isinstance(python, str):
+            raise UnsupportedTarget("the sandbox has no Python 3.8 or newer, by which tool grants are tried")
+        tried = await try_grants(room.connected, str(python), self.harness.spec, self.tool_accesses)
+        self.tool_accesses = tried.usable
+        self.gaps.extend(tried.gaps)
+        room.keep("grants", pack_grants([grant.name for grant in tried.usable], self.gaps))
 
     async def stage(self, room: Room, *, run_timeout_s: float) -> SandboxCommand:
         """Let the plugin stage the activation."""
@@ -205,7 +238,12 @@ class HarnessWork:
 
     def _context(self, room: Room) -> dict[str, Any]:
         if self._installer is None:
-            self._installer = SandboxInstaller(room.connected, self.cache, workdir=room.workdir)
+            lease_s: float | None = DEFAULT_LEASE_S
+            if self.owned is not None and self.seed.sandbox_access is None:
+                lease_s = self.owned.spec.ttl_s
+            self._installer = SandboxInstaller(
+                room.connected, self.cache, workdir=room.workdir, lease_s=lease_s
+            )
         return {
             "sandbox": room.connected,
             "session_dir": room.session_dir,
@@ -218,11 +256,13 @@ class HarnessWork:
     def forget_run(self) -> None:
         """Let go of what the run left, once its close is answered."""
         self.activation, self.parsed, self.artifacts = None, None, Artifacts()
+        self.resources_cookies = None
 
     async def collect(self, room: Room) -> tuple[CollectResult, str | None]:
         """Let the plugin copy its artifacts; what was copied before it failed is kept."""
         context = ArtifactContext(**self._context(room))
         try:
+            await self._take_jar(room)
             await self.harness.collect(context)
         except SandboxGone:
             raise
@@ -230,11 +270,21 @@ class HarnessWork:
             result = CollectResult.FAILED if is_transport_error(error) else CollectResult.ERROR
             return result, f"{type(error).__name__}: {error}"
         finally:
-            key = None if self.activation is None else self.activation.model_key
-            self.artifacts = redacted(context.artifacts, secrets_of(self.seed, key))
+            self.artifacts = redacted(context.artifacts, self._secrets())
             room.keep("artifacts", pack_artifacts(self.artifacts))
         cut = [p.detail for p in context.problems if p.code == "artifact_truncated"]
         return (CollectResult.LIMIT if cut else CollectResult.OK), "; ".join(cut) or None
+
+    async def _take_jar(self, room: Room) -> None:
+        request = {} if self.activation is None else self.activation.request
+        jar = await take_jar(room, self.tool_accesses, request)
+        self.resources_cookies = jar.cookies
+        self.gaps.extend(jar.gaps)
+
+    def _secrets(self) -> tuple[str, ...]:
+        """What the run may have known and nobody else should read, cookies that it was given included."""
+        key = None if self.activation is None else self.activation.model_key
+        return secrets_of(self.granted, key, *(self.resources_cookies or {}).values())
 
     async def parse(self, room: Room) -> tuple[Outcome, str | None]:
         """Let the plugin parse, where it cannot block the server."""

@@ -1,12 +1,16 @@
-"""The `Installer` that hooks receive: probe the sandbox, take the archive from the host, publish it inside.
+"""The `Installer` that hooks receive: probe the sandbox, take the archive from the host, have it run inside.
 
-A runtime appears in a sandbox in one step (a rename under a lock), after it ran there. Its marker names the
+Where the sandbox sees the host's folder of unpacked runtimes (`install_shared`), nothing is copied: the
+runtime is unpacked there, once for all sandboxes, and its check runs inside. Elsewhere the archive is
+uploaded: the runtime appears in one step (a rename under a lock), after it ran there. Its marker names the
 installation, so that of several seeds at once one publishes and the others keep what it published.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import posixpath
 import shlex
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -16,6 +20,7 @@ from importlib import resources
 from typing import Any
 
 import anyio
+from anyio import to_thread
 
 from inspan_core.errors import (
     ExecTimeout,
@@ -28,6 +33,7 @@ from inspan_core.errors import (
 from inspan_core.harness import BuildFolder, RuntimeArchive, RuntimeKey, Target
 from inspan_core.sandbox import Sandbox
 from inspan_runtime.install_cache import RuntimeCache
+from inspan_runtime.install_shared import SHARED_PATH
 from inspan_runtime.install_target import DEFAULT_ROOTS, PYTHON_CANDIDATES, Probe, probe_script, read_probe
 from inspan_runtime.install_unpacker import MARKER
 
@@ -37,6 +43,10 @@ UNPACK_TIMEOUT_S = 600.0
 DISCARD_TIMEOUT_S = 30.0
 MARKER_LIMIT_BYTES = 4096
 OUTPUT_TAIL_CHARS = 4096
+DEFAULT_LEASE_S = 24 * 3600.0
+CANNOT_EXECUTE = 126
+
+_logger = logging.getLogger(__name__)
 
 
 class SandboxInstaller:
@@ -50,6 +60,11 @@ class SandboxInstaller:
             places; without isolation, the host's cache folder first, so that nothing is left elsewhere.
         pythons: Candidate interpreters inside, best first; by default the one that the provider's
             descriptor names as ``python``, then the usual places.
+        lease_s: Seconds that the sandbox lives at most, for which the host keeps what it uses; None: until
+            it is let go.
+
+    Attributes:
+        has_lease: Whether the host keeps something for this sandbox.
     """
 
     def __init__(
@@ -60,16 +75,22 @@ class SandboxInstaller:
         workdir: str,
         roots: Sequence[str] | None = None,
         pythons: Sequence[str] | None = None,
+        lease_s: float | None = DEFAULT_LEASE_S,
     ) -> None:
         self._sandbox = sandbox
         self._cache = cache
         self._workdir = workdir
+        self._lease_s = lease_s
         is_host = sandbox.descriptor.get("isolation") == "none"
-        places = (str(cache.root.absolute() / "runtimes"), *DEFAULT_ROOTS) if is_host else DEFAULT_ROOTS
+        hosts = str(cache.shared.folder.absolute())
+        # Without isolation a sandbox sees the host's folder where it is; `roots` says that it shall not.
+        self._shared = hosts if is_host and roots is None else None
+        places = (hosts, *DEFAULT_ROOTS) if is_host else DEFAULT_ROOTS
         self._roots = places if roots is None else tuple(roots)
         named = sandbox.descriptor.get("python")
         usual = (named, *PYTHON_CANDIDATES) if isinstance(named, str) else PYTHON_CANDIDATES
         self._pythons = usual if pythons is None else tuple(pythons)
+        self.has_lease = False
         self._probe: Probe | None = None
         self._lock = anyio.Lock()
 
@@ -84,21 +105,45 @@ class SandboxInstaller:
         return await self._cache.archive(key, build)
 
     def prefix(self, key: RuntimeKey) -> str:
-        """Where `publish` puts this runtime: known for certain once `target` was awaited."""
-        root = self._probe.root if self._probe is not None else None
+        """Where this runtime is, or where `publish` puts it: known for certain once `target` was awaited."""
+        found = () if self._probe is None else self._probe.ready
+        for place in found:
+            if posixpath.basename(place) == str(key):
+                return place
+        if self._shared is not None:
+            return f"{self._shared}/{key}"
+        root = None if self._probe is None else self._probe.root
         return f"{root or self._roots[0]}/{key}"
 
     async def healthy(self, prefix: str, *, health: Sequence[str], expect: str) -> bool:
         """Whether the runtime at `prefix` carries its ready marker and passes `health`."""
-        if await self._marker(prefix) is None:
+        if self._shared is not None and posixpath.dirname(prefix) == self._shared:
+            if not await to_thread.run_sync(self._leased, posixpath.basename(prefix)):
+                return False
+        elif await self._marker(prefix) is None:
             return False
         return await self._fault(prefix, health, expect) is None
+
+    def _leased(self, key: str) -> bool:
+        """Keep the host's runtime from being pruned; whether it is there as it was unpacked."""
+        if not self._cache.shared.is_intact(key):
+            return False
+        self._lease(key)
+        return True
+
+    def _lease(self, key: str) -> None:
+        self.has_lease = True
+        self._cache.shared.lease(key, self._sandbox.sandbox_id, self._lease_s)
 
     async def publish(
         self, key: RuntimeKey, archive: RuntimeArchive, *, health: Sequence[str], expect: str
     ) -> str:
         """Unpack, check and publish a runtime atomically; see `Installer`."""
         probe = await self._probed()
+        if self._shared is not None:
+            shown = await self._publish_shown(key, archive, health, expect)
+            if shown is not None:
+                return shown
         if probe.root is None:
             raise UnsupportedTarget(
                 f"no folder of the sandbox can hold a runtime that runs ({probe.tried}); "
@@ -106,7 +151,7 @@ class SandboxInstaller:
             )
         if probe.target.python is None:
             raise UnsupportedTarget(_no_python(probe.target))
-        prefix = self.prefix(key)
+        prefix = f"{probe.root}/{key}"
         seen = await self._marker(prefix)
         if seen is not None and await self._fault(prefix, health, expect) is None:
             return prefix
@@ -130,6 +175,32 @@ class SandboxInstaller:
                 raise fault
         return prefix
 
+    async def _publish_shown(
+        self, key: RuntimeKey, archive: RuntimeArchive, health: Sequence[str], expect: str
+    ) -> str | None:
+        """Have the runtime stand in the host's folder; None when the sandbox cannot use it from there."""
+        shared, name = self._cache.shared, str(key)
+        prefix = f"{self._shared}/{name}"
+        try:
+            await self._cache.unpacked(key, archive)
+            await to_thread.run_sync(self._lease, name)
+        except OSError as error:
+            _logger.warning("%s cannot be unpacked in %s: %s; it is uploaded", key, shared.folder, error)
+            return None
+        if await self._marker(prefix) != await to_thread.run_sync(shared.marker, name):
+            return None
+        fault = await self._fault(prefix, health, expect)
+        if fault is None:
+            return prefix
+        if fault.exit_code == CANNOT_EXECUTE:
+            return None  # The host's folder may be mounted noexec.
+        # What a sandbox lacks must not undo a good runtime that others use: only a damaged one is made anew.
+        if await self._cache.unpacked(key, archive, thorough=True):
+            fault = await self._fault(prefix, health, expect)
+        if fault is not None:
+            raise fault
+        return prefix
+
     async def _discard(self, private: str, upload: str) -> None:
         """Remove what a failed installation left; its own failure must not hide the first."""
         with anyio.move_on_after(DISCARD_TIMEOUT_S, shield=True), suppress(InstallError, SandboxError):
@@ -145,7 +216,16 @@ class SandboxInstaller:
                     output_limit_bytes=64 * 1024,
                 )
                 self._probe = read_probe(result.stdout.decode("utf-8", "replace"))
+                await self._recognise(self._probe.word)
             return self._probe
+
+    async def _recognise(self, word: str | None) -> None:
+        """Whether the folder that the sandbox sees is this host's."""
+        if word is None or self._shared is not None:
+            return
+        with suppress(OSError):
+            if word == await to_thread.run_sync(self._cache.shared.word):
+                self._shared = SHARED_PATH
 
     async def _marker(self, prefix: str) -> Mapping[str, Any] | None:
         try:

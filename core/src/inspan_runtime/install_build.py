@@ -14,7 +14,7 @@ import sys
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 import anyio
@@ -78,10 +78,18 @@ class HostBuildFolder:
     Args:
         private: An empty folder that only this build uses.
         client_env: From `package_client_env`.
+        report: Told what is downloaded.
     """
 
-    def __init__(self, private: Path, *, client_env: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        private: Path,
+        *,
+        client_env: Mapping[str, str],
+        report: Callable[[str], None] = lambda _line: None,
+    ) -> None:
         self._private = private
+        self._report = report
         self._client_env = dict(client_env)
         self._wheels = self._packages = 0
         self._node: tuple[str, str] | None = None
@@ -96,6 +104,7 @@ class HostBuildFolder:
     async def fetch_wheel(self, requirement: str, *, sha256: Sequence[str], platforms: Sequence[str]) -> str:
         """Download one wheel with pip, check its digest, and unpack it; see `BuildFolder`."""
         self._wheels += 1
+        self._report(f"downloading {requirement} ({', '.join(platforms)})")
         folder = self._private / f"wheel-{self._wheels}"
         folder.mkdir()
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"]
@@ -123,6 +132,7 @@ class HostBuildFolder:
     async def fetch_npm_package(self, spec: str, *, integrity: str) -> str:
         """Download one npm package, check its digest, and unpack it; see `BuildFolder`."""
         self._packages += 1
+        self._report(f"downloading {spec}")
         folder = self._private / f"package-{self._packages}"
         folder.mkdir()
         node, npm = await self._host_node()

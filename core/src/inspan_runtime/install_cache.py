@@ -6,7 +6,10 @@ Layout below the cache's root (all private to the user)::
     archives/KEY-DIGEST.tar  uncompressed: a sandbox takes it faster than it could be unpacked
     locks/KEY.lock           held (flock) by the process that builds; the kernel frees it on death
     build/                   private folders of builds in flight
-    runtimes/                unpacked, for sandboxes of providers that isolate nothing
+    runtimes/KEY/            unpacked, for sandboxes that see the host's folder (`install_shared`)
+
+Of each harness and kind of target the `KEPT_VERSIONS` used last are kept, and whatever a sandbox may still
+use or somebody used within the last hour. The rest goes when a new archive is made.
 """
 
 from __future__ import annotations
@@ -14,12 +17,15 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import logging
 import os
+import re
 import shutil
 import tarfile
 import tempfile
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -29,9 +35,25 @@ from anyio import to_thread
 from inspan_core.errors import InstallError
 from inspan_core.harness import BuildFolder, RuntimeArchive, RuntimeKey
 from inspan_runtime.install_build import HostBuildFolder
+from inspan_runtime.install_shared import SharedRuntimes
 
 LOCK_POLL_S = 0.1
 DEFAULT_LOCK_WAIT_S = 1800.0
+KEPT_VERSIONS = 3
+IDLE_S = 3600.0
+# No build takes so long: its folder belongs to a process that was killed.
+STALE_BUILD_S = 24 * 3600.0
+
+Report = Callable[[str], None]
+"""Takes a line about work that takes its time."""
+
+_logger = logging.getLogger(__name__)
+# Versions begin with a digit, names of harnesses have no part that does.
+_KEY = re.compile(r"(?P<harness>[a-z][a-z0-9-]*?)-\d.*-(?P<target>[^-]+-[^-]+-[^-]+)")
+
+
+def _say_nothing(_line: str) -> None:
+    return None
 
 
 def default_cache_dir(environ: Mapping[str, str]) -> Path:
@@ -49,14 +71,25 @@ class RuntimeCache:
         root: The cache folder; made when first needed.
         client_env: What package clients may see: `install_build.package_client_env`.
         lock_wait_s: How long to wait for another task or process that builds the same key.
+        report: Told what is built, downloaded and unpacked.
+
+    Attributes:
+        shared: The unpacked runtimes.
     """
 
     def __init__(
-        self, root: Path, *, client_env: Mapping[str, str], lock_wait_s: float = DEFAULT_LOCK_WAIT_S
+        self,
+        root: Path,
+        *,
+        client_env: Mapping[str, str],
+        lock_wait_s: float = DEFAULT_LOCK_WAIT_S,
+        report: Report = _say_nothing,
     ) -> None:
         self.root = root
+        self.shared = SharedRuntimes(root)
         self._client_env = dict(client_env)
         self._lock_wait_s = lock_wait_s
+        self._report = report
         self._digests: dict[tuple[str, int, int, int], str] = {}
 
     async def archive(
@@ -75,13 +108,88 @@ class RuntimeCache:
             if kept is not None:
                 return kept
             await to_thread.run_sync(self._discard, key)
+            self._report(f"building {key}")
             await self._build(key, build)
             kept = await to_thread.run_sync(self._kept, key)
             if kept is None:
                 raise InstallError(
                     f"the archive of {key} lost its digest while it was written to {self.root}"
                 )
-            return kept
+        await to_thread.run_sync(self.prune)
+        return kept
+
+    async def unpacked(self, key: RuntimeKey, archive: RuntimeArchive, *, thorough: bool = False) -> bool:
+        """Have the runtime of `key` stand unpacked in `shared`.
+
+        Args:
+            thorough: Compare each byte with the archive, where otherwise modes, sizes and times are enough.
+
+        Returns:
+            Whether it was unpacked, in place of none or of one that was not right.
+
+        Raises:
+            InstallError: The archive is none, or somebody else has been at it for too long.
+            OSError: The folder cannot be written.
+        """
+        if not thorough and await to_thread.run_sync(self.shared.is_intact, str(key)):
+            return False
+        async with self._lock(key):
+            return await to_thread.run_sync(self._unpacked, str(key), archive, thorough)
+
+    def _unpacked(self, key: str, archive: RuntimeArchive, thorough: bool) -> bool:
+        if self.shared.is_intact(key) and not (thorough and not self.shared.is_of(key, Path(archive.path))):
+            return False
+        self._report(f"unpacking {key}")
+        self.shared.unpack(key, Path(archive.path), archive.sha256)
+        return True
+
+    def prune(self, *, kept: int = KEPT_VERSIONS, idle_s: float = IDLE_S) -> list[str]:
+        """Remove archives and unpacked runtimes of old versions, except what may be in use.
+
+        Args:
+            kept: How many of each harness and kind of target stay, those used last.
+            idle_s: Whatever was used within these seconds stays too.
+
+        Returns:
+            The keys that went.
+        """
+        families: dict[str, list[tuple[float, str]]] = {}
+        for key in {*self.known(), *self.shared.keys()}:
+            match = _KEY.fullmatch(key)
+            family = key if match is None else f"{match['harness']} {match['target']}"
+            families.setdefault(family, []).append((self._used_at(key), key))
+        gone = []
+        for uses in families.values():
+            for used_at, key in sorted(uses, reverse=True)[kept:]:
+                if time.time() - used_at >= idle_s and self._pruned(key):
+                    gone.append(key)
+        self._sweep_builds()
+        return sorted(gone)
+
+    def _sweep_builds(self) -> None:
+        for folder in self._folder("build").iterdir():
+            with suppress(FileNotFoundError):  # A build has just ended.
+                if time.time() - folder.stat().st_mtime > STALE_BUILD_S:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    def _used_at(self, key: str) -> float:
+        used_at = 0.0
+        for path in (self._folder("archives") / f"{key}.json", self.root / "manifests" / f"{key}.json"):
+            with suppress(FileNotFoundError):
+                used_at = max(used_at, path.stat().st_mtime)
+        return used_at
+
+    def _pruned(self, key: str) -> bool:
+        with (self._folder("locks") / f"{key}.lock").open("w") as handle:
+            if not _try_lock(handle.fileno()) or self.shared.is_leased(key):
+                return False
+            try:
+                self._discard(key)
+                self.shared.remove(key)
+            except OSError as error:
+                _logger.warning("the old runtime %s cannot be removed: %s", key, error)
+                return False
+        return True
 
     def known(self) -> list[str]:
         """Keys that have a committed archive, sorted."""
@@ -90,7 +198,7 @@ class RuntimeCache:
     async def _build(self, key: RuntimeKey, build: Callable[[BuildFolder], Awaitable[None]]) -> None:
         private = Path(tempfile.mkdtemp(prefix=f"{key}-", dir=self._folder("build")))
         try:
-            folder = HostBuildFolder(private, client_env=self._client_env)
+            folder = HostBuildFolder(private, client_env=self._client_env, report=self._report)
             await build(folder)
             await to_thread.run_sync(self._commit, key, Path(folder.path), private)
         finally:
@@ -119,6 +227,7 @@ class RuntimeCache:
         path = archives / name
         if path.parent != archives or not path.is_file() or self._digest(path) != digest:
             return None
+        os.utime(archives / f"{key}.json")  # When it was used last.
         return RuntimeArchive(path=str(path), sha256=digest)
 
     def _digest(self, path: Path) -> str:
@@ -128,7 +237,7 @@ class RuntimeCache:
             self._digests[known] = sha256_of(path)
         return self._digests[known]
 
-    def _discard(self, key: RuntimeKey) -> None:
+    def _discard(self, key: RuntimeKey | str) -> None:
         archives = self._folder("archives")
         (archives / f"{key}.json").unlink(missing_ok=True)
         for path in archives.glob(f"{key}-*.tar"):

@@ -13,7 +13,10 @@ from attrs import frozen
 
 from inspan_core.errors import UnsupportedTarget
 from inspan_core.harness import Target
+from inspan_runtime.install_shared import SHARED_PATH, WORD_FILE
+from inspan_runtime.install_unpacker import MARKER
 
+MOST_READY = 64
 DEFAULT_ROOTS = ("/opt/inspan/runtimes", "/var/tmp/inspan-runtimes", "/tmp/inspan-runtimes")
 """Where runtimes may live inside: the first that can be written and run from. All outside task and HOME."""
 
@@ -48,11 +51,15 @@ class Probe:
         target: As hooks see it.
         root: Absolute folder for runtimes, or None when no candidate can be written and run from.
         tried: What was found at each candidate root, for messages.
+        ready: Runtimes with a ready marker that stand in a candidate root, best first.
+        word: What the host's folder says of itself where the sandbox sees one, or None.
     """
 
     target: Target
     root: str | None
     tried: str
+    ready: tuple[str, ...] = ()
+    word: str | None = None
 
 
 def quote(text: str) -> str:
@@ -72,6 +79,15 @@ def probe_script(roots: Sequence[str], workdir: str, pythons: Sequence[str] = PY
     places = " ".join(quote(root) for root in roots)
     task = quote(workdir.rstrip("/") + "/")
     return f"""
+count=0
+for root in {places}; do
+  for marker in "$root"/*/{MARKER}; do
+    [ -f "$marker" ] && [ "$count" -lt {MOST_READY} ] || continue
+    count=$((count + 1))
+    echo "ready=${{marker%/*}}"
+  done
+done
+word=; {{ read -r word < {SHARED_PATH}/{WORD_FILE}; }} 2>/dev/null && echo "word=$word"
 echo "os=$(uname -s 2>/dev/null)"
 echo "arch=$(uname -m 2>/dev/null)"
 glibc=$(getconf GNU_LIBC_VERSION 2>/dev/null)
@@ -113,13 +129,15 @@ def read_probe(output: str) -> Probe:
         UnsupportedTarget: It does not even name the system: no usable shell.
     """
     found: dict[str, str] = {}
-    tried = []
+    tried, ready = [], []
     for line in output.splitlines():
         key, separator, value = line.partition("=")
         if not separator:
             continue
         if key == "tried":
             tried.append(value)
+        elif key == "ready":
+            ready.append(value)
         else:
             found.setdefault(key, value.strip())
     if not found.get("os") or not found.get("arch"):
@@ -137,7 +155,13 @@ def read_probe(output: str) -> Probe:
         python=python or None,
         python_version=python_version or None,
     )
-    return Probe(target=target, root=found.get("root"), tried="; ".join(tried) or "nothing was tried")
+    return Probe(
+        target=target,
+        root=found.get("root"),
+        tried="; ".join(tried) or "nothing was tried",
+        ready=tuple(ready),
+        word=found.get("word"),
+    )
 
 
 def _libc(text: str, has_musl_loader: bool) -> tuple[str, str | None]:
