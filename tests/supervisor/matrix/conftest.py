@@ -1,0 +1,70 @@
+"""One event loop, and one sandbox of each provider, for all cells."""
+
+import shutil
+import sys
+import tempfile
+import uuid
+
+import anyio.from_thread
+import pytest
+
+from inspan_core.sandbox import SandboxSpec
+from inspan_runtime.providers.bubblewrap import BubblewrapProvider
+from inspan_runtime.providers.local import LocalProvider
+
+from .bench import Bench
+
+PROGRAMS = ("tmux", "setsid", "nohup")
+
+
+@pytest.fixture(scope="session")
+def portal():
+    """The loop; a coroutine function is called in it by `portal.call`."""
+    missing = [name for name in PROGRAMS if shutil.which(name) is None]
+    assert missing == [], (
+        f"the matrix needs the programs {missing}: apt-get install tmux util-linux coreutils"
+    )
+    with anyio.from_thread.start_blocking_portal() as portal:
+        yield portal
+
+
+@pytest.fixture(scope="session")
+def make_sandbox(portal):
+    """Make a sandbox of a provider; all end with the session."""
+    made = []
+    folder = tempfile.TemporaryDirectory(prefix="matrix-")
+
+    def make(name, **spec):
+        provider = {"local": LocalProvider, "bubblewrap": BubblewrapProvider}[name](
+            {"runtime_dir": f"{folder.name}/run"}
+        )
+        root = f"{folder.name}/local" if name == "local" else "/tmp/m"
+        spec = SandboxSpec(workdir=f"{root}/task", ttl_s=7200.0, **spec)
+
+        async def create():
+            return await provider.create(spec, key=uuid.uuid4().hex)
+
+        sandbox = portal.call(create)
+        made.append(sandbox)
+        return Bench(sandbox, root, sandbox.descriptor.get("python") or sys.executable)
+
+    yield make
+    for sandbox in made:
+        portal.call(sandbox.stop)
+    folder.cleanup()
+
+
+@pytest.fixture(scope="session")
+def benches(portal, make_sandbox):
+    """The sandbox of a provider that many cells share."""
+    made = {}
+
+    def bench(name):
+        if name not in made:
+            made[name] = make_sandbox(name)
+            portal.call(made[name].prepare)
+            if name == "bubblewrap":
+                portal.call(made[name].isolate)
+        return made[name]
+
+    return bench
