@@ -1,4 +1,4 @@
-"""A session of the service: its sandbox sees the host's runtimes, and its close lets them go and leaves them."""
+"""A session of the service: its sandbox sees the host's runtimes, its close lets them go and leaves them."""
 
 from __future__ import annotations
 
