@@ -1,4 +1,4 @@
-"""Sandbox checks can fail: each of these providers has one defect, and the named check finds it."""
+"""Checks of commands and files can fail: each of these providers has one defect, and its check finds it."""
 
 import itertools
 import os
@@ -9,11 +9,19 @@ import anyio.lowlevel
 import pytest
 from attrs import evolve
 
-from inspan_core.errors import SandboxConnectError, SandboxError, SandboxGone
+from inspan_core.errors import (
+    ExecTimeout,
+    SandboxError,
+    UsageError,
+)
 from inspan_core.sandbox import ExecResult, FileContent, SandboxSpec
 from inspan_runtime.providers.local import LocalProvider
 from inspan_runtime.testing import sandbox_checks
 from inspan_runtime.testing.sandbox_checks import CheckFailed
+from inspan_runtime.testing.sandbox_command_checks import COMMAND_CHECKS
+from inspan_runtime.testing.sandbox_file_checks import FILE_CHECKS
+from inspan_runtime.testing.sandbox_process_checks import PROCESS_CHECKS
+from inspan_runtime.testing.sandbox_wrappers import WrappedProvider, WrappedSandbox, of
 
 pytestmark = pytest.mark.anyio
 CHECKS = {check.__name__: check for check in sandbox_checks.SANDBOX_CHECKS}
@@ -24,43 +32,8 @@ def anyio_backend():
     return "asyncio"
 
 
-class Wrapped:
-    """A sandbox that hands everything on; defects change one thing."""
-
-    def __init__(self, inner):
-        self.inner = inner
-
-    def __getattr__(self, name):
-        return getattr(self.inner, name)
-
-
-class Provider:
-    """A provider of one kind of wrapped sandboxes."""
-
-    name = "local"
-    wrapped = Wrapped
-
-    def __init__(self, inner):
-        self.inner = inner
-
-    async def create(self, spec, *, key, timeout_s=60.0):
-        return self.wrapped(await self.inner.create(spec, key=key, timeout_s=timeout_s))
-
-    async def connect(self, descriptor, *, timeout_s=30.0):
-        return self.wrapped(await self.inner.connect(descriptor, timeout_s=timeout_s))
-
-    async def stop(self, key, *, timeout_s=30.0):
-        await self.inner.stop(key, timeout_s=timeout_s)
-
-    async def list(self, labels):
-        return await self.inner.list(labels)
-
-    async def aclose(self):
-        await self.inner.aclose()
-
-
 def changed_result(**change):
-    class Changed(Wrapped):
+    class Changed(WrappedSandbox):
         async def exec(self, argv, **options):
             result = await self.inner.exec(argv, **options)
             return evolve(result, **{name: make(result) for name, make in change.items()})
@@ -69,7 +42,7 @@ def changed_result(**change):
 
 
 def changed_call(**change):
-    class Changed(Wrapped):
+    class Changed(WrappedSandbox):
         async def exec(self, argv, **options):
             made = {name: make(options.get(name)) for name, make in change.items()}
             return await self.inner.exec(argv, **{**options, **made})
@@ -77,19 +50,19 @@ def changed_call(**change):
     return Changed
 
 
-class ThroughShell(Wrapped):
+class ThroughShell(WrappedSandbox):
     async def exec(self, argv, **options):
         return await self.inner.exec(["sh", "-c", " ".join(argv)], **options)
 
 
-class EscapesItsGroup(Wrapped):
+class EscapesItsGroup(WrappedSandbox):
     """What is killed is not what was started."""
 
     async def exec(self, argv, **options):
         return await self.inner.exec(["setsid", "-w", *argv], **options)
 
 
-class WaitsForOutput(Wrapped):
+class WaitsForOutput(WrappedSandbox):
     """Ends when the output does, as `subprocess.run` with pipes."""
 
     async def exec(self, argv, **options):
@@ -102,38 +75,38 @@ class WaitsForOutput(Wrapped):
                 os.unlink(f"{mark}.rc")
 
 
-class FollowsLinks(Wrapped):
+class FollowsLinks(WrappedSandbox):
     async def download(self, path, **options):
         return await self.inner.download(os.path.realpath(path), **options)
 
 
-class WritesThroughLinks(Wrapped):
+class WritesThroughLinks(WrappedSandbox):
     async def upload(self, path, data, **options):
         await self.inner.upload(os.path.realpath(path), data, **options)
 
 
-class WritesInPlace(Wrapped):
+class WritesInPlace(WrappedSandbox):
     async def upload(self, path, data, *, mode=0o644, timeout_s=60.0):
         await self.inner.exec(["sh", "-c", 'cat >"$1"', "sh", path], timeout_s=timeout_s, stdin=data)
 
 
-class ForgetsTheMode(Wrapped):
+class ForgetsTheMode(WrappedSandbox):
     async def upload(self, path, data, *, mode=0o644, timeout_s=60.0):
         await self.inner.upload(path, data, timeout_s=timeout_s)
 
 
-class ForgetsTheLimit(Wrapped):
+class ForgetsTheLimit(WrappedSandbox):
     async def download(self, path, *, limit_bytes, tail=False, timeout_s=60.0):
         return await self.inner.download(path, limit_bytes=2**21, tail=tail, timeout_s=timeout_s)
 
 
-class TextOnly(Wrapped):
+class TextOnly(WrappedSandbox):
     async def download(self, path, **options):
         found = await self.inner.download(path, **options)
         return FileContent(data=found.data.decode("utf-8", "replace").encode(), size_bytes=found.size_bytes)
 
 
-class EmptyForMissing(Wrapped):
+class EmptyForMissing(WrappedSandbox):
     async def download(self, path, **options):
         try:
             return await self.inner.download(path, **options)
@@ -141,30 +114,7 @@ class EmptyForMissing(Wrapped):
             return FileContent(data=b"", size_bytes=0)
 
 
-class StopsOnDisconnect(Wrapped):
-    async def disconnect(self):
-        await self.inner.stop()
-
-
-class StopsOnce(Wrapped):
-    stopped = False
-
-    async def stop(self):
-        if self.stopped:
-            raise SandboxGone("stopped already")
-        self.stopped = True
-        await self.inner.stop()
-
-
-class GoneIsAnExitCode(Wrapped):
-    async def exec(self, argv, **options):
-        try:
-            return await self.inner.exec(argv, **options)
-        except SandboxGone:
-            return ExecResult(exit_code=137)
-
-
-class Serial(Wrapped):
+class Serial(WrappedSandbox):
     def __init__(self, inner):
         super().__init__(inner)
         self.lock = anyio.Lock()
@@ -174,71 +124,173 @@ class Serial(Wrapped):
             return await self.inner.exec(argv, **options)
 
 
-class ForgetsLabels(Provider):
-    async def list(self, labels):
-        return await self.inner.list({})
-
-
-class ForgetsKeys(Provider):
-    async def create(self, spec, *, key, timeout_s=60.0):
-        self.made = [*getattr(self, "made", []), f"{key}-{secrets.token_hex(4)}"]
-        return await self.inner.create(spec, key=self.made[-1], timeout_s=timeout_s)
-
-    async def stop(self, key, *, timeout_s=30.0):
-        for made in getattr(self, "made", []):
-            if made.startswith(key):
-                await self.inner.stop(made)
-
-
-class ForgetsTimeToLive(Provider):
-    async def create(self, spec, *, key, timeout_s=60.0):
-        return await self.inner.create(evolve(spec, ttl_s=3600.0), key=key, timeout_s=timeout_s)
-
-
-class ForgetsVariables(Provider):
+class ForgetsVariables(WrappedProvider):
     async def create(self, spec, *, key, timeout_s=60.0):
         return await self.inner.create(evolve(spec, env={}), key=key, timeout_s=timeout_s)
 
 
-class LeaksVariables(Provider):
+class LeaksVariables(WrappedProvider):
     async def create(self, spec, *, key, timeout_s=60.0):
         return await self.inner.create(
             evolve(spec, env={**os.environ, **spec.env}), key=key, timeout_s=timeout_s
         )
 
 
-class TakesAnyDescriptor(Provider):
-    async def connect(self, descriptor, *, timeout_s=30.0):
+class LosesUnread(WrappedSandbox):
+    """Takes a broken pipe on its own side for the command's failure."""
+
+    async def exec(self, argv, **options):
+        if len(options.get("stdin", b"")) > 2**20:
+            options["stdin"] = options["stdin"][: 2**20]
+            await self.inner.exec(argv, **options)
+            raise BrokenPipeError("the command did not read its input")
+        return await self.inner.exec(argv, **options)
+
+
+class HostsHome(WrappedSandbox):
+    async def exec(self, argv, **options):
+        return await self.inner.exec(["env", "HOME=/usr", *argv], **options)
+
+
+class WrongFolderIsAnError(WrappedSandbox):
+    async def exec(self, argv, **options):
+        if options.get("cwd") and not os.path.isdir(options["cwd"]):
+            raise SandboxError("no such folder")
+        return await self.inner.exec(argv, **options)
+
+
+class KilledWhenLarge(WrappedSandbox):
+    """Stops reading, so that the command dies of it."""
+
+    async def exec(self, argv, **options):
+        script = '{ "$@"; echo $? >"$0.rc"; } | head -c 100000000; exit $(cat "$0.rc")'
+        mark = f"/tmp/inspan-broken-{secrets.token_hex(4)}"
         try:
-            return await self.inner.connect(descriptor, timeout_s=timeout_s)
-        except SandboxConnectError:
-            return object()
+            return await self.inner.exec(["sh", "-c", script, mark, *argv], **options)
+        finally:
+            if os.path.exists(f"{mark}.rc"):
+                os.unlink(f"{mark}.rc")
 
 
-class TakesAnyWorkdir(Provider):
-    async def create(self, spec, *, key, timeout_s=60.0):
-        if not spec.workdir.startswith("/"):
-            spec = evolve(spec, workdir="/tmp")
-        return await self.inner.create(spec, key=key, timeout_s=timeout_s)
+class Code124IsATimeout(WrappedSandbox):
+    async def exec(self, argv, **options):
+        result = await self.inner.exec(argv, **options)
+        if result.exit_code == 124:
+            raise ExecTimeout("it exited 124")
+        return result
 
 
-class IgnoresMounts(Provider):
-    async def create(self, spec, *, key, timeout_s=60.0):
-        return await self.inner.create(evolve(spec, mounts=()), key=key, timeout_s=timeout_s)
+class SignalsIgnored(WrappedSandbox):
+    async def exec(self, argv, **options):
+        return await self.inner.exec(["sh", "-c", "trap '' INT PIPE; exec \"$@\"", "sh", *argv], **options)
 
 
-class CreatesBehindTheBack(Provider):
-    """A cancelled create goes on."""
+class ShortArguments(WrappedSandbox):
+    async def exec(self, argv, **options):
+        return await self.inner.exec([one[:65536] for one in argv], **options)
 
-    async def create(self, spec, *, key, timeout_s=60.0):
-        with anyio.CancelScope(shield=True):
-            made = await self.inner.create(spec, key=key, timeout_s=timeout_s)
+
+class RunsTheImpossible(WrappedSandbox):
+    async def exec(self, argv, **options):
+        try:
+            return await self.inner.exec(argv, **options)
+        except UsageError:
+            return ExecResult(exit_code=127)
+
+
+class TidiesUp(WrappedSandbox):
+    """Kills what a command left running."""
+
+    async def exec(self, argv, **options):
+        result = await self.inner.exec(argv, **options)
+        for word in result.stdout.split():
+            if word.isdigit() and os.path.exists(f"/proc/{int(word)}"):
+                await self.inner.exec(["kill", "-9", word.decode()], timeout_s=5)
+        return result
+
+
+class CancelsAll(WrappedSandbox):
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.scopes = []
+
+    async def exec(self, argv, **options):
+        with anyio.CancelScope() as scope:
+            self.scopes.append(scope)
+            try:
+                return await self.inner.exec(argv, **options)
+            except anyio.get_cancelled_exc_class():
+                for one in self.scopes:
+                    one.cancel()
+                raise
+        return ExecResult(exit_code=137)
+
+
+class StartsElsewhere(WrappedSandbox):
+    """What it starts does not belong to the sandbox."""
+
+    async def exec(self, argv, **options):
+        if argv[0] == "sh" and "setsid sleep" in argv[2]:
+            mark = argv[2].split("sleep ")[1].split()[0]
+            self.outside = await anyio.open_process(["sleep", mark], start_new_session=True)
+            STARTED.append(self.outside)
+        return await self.inner.exec(argv, **options)
+
+
+STARTED = []
+
+
+class UploadFailsSilently(WrappedSandbox):
+    async def upload(self, path, data, **options):
+        try:
+            await self.inner.upload(path, data, **options)
+        except SandboxError:
+            pass
+
+
+class ReadsTooMuch(WrappedSandbox):
+    async def download(self, path, *, limit_bytes, tail=False, timeout_s=60.0):
+        found = await self.inner.download(path, limit_bytes=2**27, tail=tail, timeout_s=timeout_s)
+        if found.size_bytes > limit_bytes and not tail:
+            raise AssertionError("not asked for here")
+        return found
+
+
+class ForgetsTheModeOfAFile(WrappedSandbox):
+    async def upload_file(self, path, source, **options):
+        data = await anyio.Path(source).read_bytes()
+        await self.inner.upload(path, data)
+
+
+class CutsLargeFiles(WrappedSandbox):
+    async def download(self, path, **options):
+        found = await self.inner.download(path, **options)
+        return evolve(found, data=found.data[: 2**25])
+
+
+class OneNameForParts(WrappedSandbox):
+    """Transfers of one sandbox share a temporary name."""
+
+    async def upload(self, path, data, **options):
+        part = os.path.join(os.path.dirname(path), ".part")
+        await self.inner.upload(part, data, **options)
         await anyio.lowlevel.checkpoint()
-        return made
+        await self.inner.exec(["cp", part, path], timeout_s=10)
 
 
-def of(kind):
-    return type("Broken", (Provider,), {"wrapped": kind})
+class LeavesAPart(WrappedSandbox):
+    async def upload_file(self, path, source, **options):
+        await self.inner.upload(f"{path}.part", b"")
+        await self.inner.upload_file(path, source, **options)
+
+
+class ResolvesOutside(WrappedSandbox):
+    """Follows a link in the middle against another root."""
+
+    async def download(self, path, **options):
+        if os.path.realpath(os.path.dirname(path)) != os.path.dirname(path):
+            return FileContent(data=b"of another root", size_bytes=15)
+        return await self.inner.download(path, **options)
 
 
 DEFECTS = {
@@ -271,18 +323,34 @@ DEFECTS = {
     "missing_file_is_not_found": of(EmptyForMissing),
     "download_is_bounded": of(ForgetsTheLimit),
     "huge_sparse_file_is_bounded": of(ForgetsTheLimit),
-    "foreign_descriptor_is_refused": TakesAnyDescriptor,
-    "disconnect_leaves_it_alive": of(StopsOnDisconnect),
-    "one_key_is_one_sandbox": ForgetsKeys,
-    "racing_creates_of_a_key_are_one": ForgetsKeys,
-    "list_finds_by_all_labels": ForgetsLabels,
-    "stop_ends_it_for_everybody": of(StopsOnce),
-    "stop_interrupts_a_running_command": of(GoneIsAnExitCode),
-    "time_to_live_ends_it": ForgetsTimeToLive,
-    "unfit_specification_is_refused": TakesAnyWorkdir,
-    "impossible_mount_is_a_conflict": IgnoresMounts,
-    "cancelled_create_leaves_nothing": CreatesBehindTheBack,
+    "unread_stdin_is_no_error": of(LosesUnread),
+    "home_is_empty_and_writable": of(HostsHome),
+    "missing_cwd_is_the_commands_failure": of(WrongFolderIsAnError),
+    "own_exit_code_is_no_timeout": of(Code124IsATimeout),
+    "signals_have_their_usual_effect": of(SignalsIgnored),
+    "long_arguments_arrive": of(ShortArguments),
+    "impossible_commands_are_refused": of(RunsTheImpossible),
+    "a_gigabyte_of_output_is_drained": of(KilledWhenLarge),
+    "started_service_lives_on": of(TidiesUp),
+    "one_cancellation_is_nobody_elses": of(CancelsAll),
+    "stop_leaves_no_process": of(StartsElsewhere),
+    "failed_upload_is_an_error": of(UploadFailsSilently),
+    "growing_file_is_bounded": of(ReadsTooMuch),
+    "host_file_is_streamed": of(ForgetsTheModeOfAFile),
+    "large_file_comes_back": of(CutsLargeFiles),
+    "transfers_do_not_mix": of(OneNameForParts),
+    "cancelled_upload_leaves_the_old_file": of(LeavesAPart),
+    "linked_folder_leads_nowhere_else": of(ResolvesOutside),
 }
+
+
+def test_every_check_has_a_defect():
+    names = {check.__name__ for check in (*COMMAND_CHECKS, *PROCESS_CHECKS, *FILE_CHECKS)}
+    assert set(DEFECTS) == names
+
+
+def test_checks_are_many():
+    assert len({check.__name__ for check in sandbox_checks.SANDBOX_CHECKS}) >= 60
 
 
 @pytest.mark.parametrize("name", DEFECTS)
@@ -298,10 +366,15 @@ async def test_check_finds_its_defect(name, tmp_path, monkeypatch):
         return SandboxSpec(**{"workdir": workdir, "ttl_s": 60.0, **changes})
 
     try:
-        with pytest.raises((CheckFailed, SandboxError, ExceptionGroup)) as raised:
+        with pytest.raises((CheckFailed, SandboxError, TypeError, BrokenPipeError, ExceptionGroup)) as raised:
             await CHECKS[name](DEFECTS[name](inner), make_spec)
         if isinstance(raised.value, ExceptionGroup):
-            assert raised.group_contains(CheckFailed)
+            assert raised.group_contains((CheckFailed, SandboxError))
     finally:
         for descriptor in await inner.list({}):
             await (await inner.connect(descriptor)).stop()
+        for process in STARTED:
+            if process.returncode is None:
+                process.kill()
+            await process.aclose()
+        STARTED.clear()

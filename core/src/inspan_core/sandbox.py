@@ -49,7 +49,8 @@ class SandboxSpec:
     Attributes:
         workdir: Absolute path of the task's folder inside; made if it does not exist.
         root: What the root file system is made of: ``"host"`` (the host's, secrets hidden), or an
-            absolute host path of a root file system. Providers of images take ``image`` instead.
+            absolute host path of a root file system: a folder, or a tar of one. Providers of images
+            take ``image`` instead.
         image: An image reference, for providers that have images.
         env: The environment of every command, on top of a minimal PATH, HOME and LANG.
         ttl_s: The sandbox ends by itself after this many seconds, whatever became of its creator;
@@ -112,6 +113,22 @@ class FileContent:
     data: bytes
     size_bytes: int
     truncated: bool = False
+
+
+@frozen(kw_only=True)
+class ResourceUsage:
+    """What a sandbox has used so far; for the observations' record of it.
+
+    Attributes:
+        cpu_time_s: Seconds of processor time of all its commands that have ended; None: unknown.
+        peak_memory_mib: The most memory at a time, in MiB; None: unknown.
+        source: Where the figures come from: ``"processes"``: of those that have ended, the memory is the
+            largest one's.
+    """
+
+    cpu_time_s: float | None = None
+    peak_memory_mib: float | None = None
+    source: str
 
 
 @runtime_checkable
@@ -203,8 +220,25 @@ class Sandbox(Protocol):
 
 
 @runtime_checkable
+class MeteredSandbox(Protocol):
+    """A sandbox that also tells what it has used; not every provider's does."""
+
+    async def usage(self) -> ResourceUsage:
+        """Return what was used since the sandbox was created.
+
+        Raises:
+            SandboxGone, SandboxTransportError: As for `Sandbox.exec`.
+        """
+        ...
+
+
+@runtime_checkable
 class SandboxProvider(Protocol):
-    """Makes and finds sandboxes of one kind."""
+    """Makes and finds sandboxes of one kind.
+
+    It may have an attribute ``capabilities``, a set of names out of
+    `inspan_runtime.testing.sandbox_checks.CAPABILITIES`, and ``options``, what its factory was called with.
+    """
 
     @property
     def name(self) -> str:

@@ -63,9 +63,11 @@ class BubblewrapProvider:
     """
 
     name = NAME
+    capabilities = frozenset(("processes", "options", "isolation", "reach", "mounts", "limits", "usage"))
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         check_options(NAME, options, OPTIONS)
+        self.options = dict(options)
         self._hide = tuple(options.get("hide", ()))
         for path in self._hide:
             if not isinstance(path, str) or not os.path.isabs(path):

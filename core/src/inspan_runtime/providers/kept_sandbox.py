@@ -20,7 +20,13 @@ from inspan_core.errors import (
     UnsafePath,
     UsageError,
 )
-from inspan_core.sandbox import DEFAULT_OUTPUT_LIMIT_BYTES, Descriptor, ExecResult, FileContent
+from inspan_core.sandbox import (
+    DEFAULT_OUTPUT_LIMIT_BYTES,
+    Descriptor,
+    ExecResult,
+    FileContent,
+    ResourceUsage,
+)
 from inspan_runtime.providers import state_folder
 from inspan_runtime.providers.agent_client import ANSWER_SLACK_S, Call, open_call
 
@@ -155,6 +161,22 @@ class KeptSandbox:
         async with self._call(f"ping of {self.sandbox_id}", timeout_s) as call:
             await call.send([b"ping"])
             await call.fields()
+
+    async def usage(self) -> ResourceUsage:
+        """See `inspan_core.sandbox.MeteredSandbox.usage`."""
+        what = f"usage of {self.sandbox_id}"
+        async with self._call(what, ANSWER_SLACK_S) as call:
+            await call.send([b"usage"])
+            reply = await call.fields()
+        try:
+            kind, cpu_time_s, peak_kib = reply
+            if kind != b"ok":
+                raise ValueError
+            return ResourceUsage(
+                cpu_time_s=float(cpu_time_s), peak_memory_mib=int(peak_kib) / 1024, source="processes"
+            )
+        except ValueError as error:
+            raise SandboxTransportError(f"{what}: the answer was not understood: {reply!r}") from error
 
     async def disconnect(self) -> None:
         """Drop the connection: none is held between operations."""

@@ -40,9 +40,11 @@ class LocalProvider:
     """
 
     name = NAME
+    capabilities = frozenset(("processes", "options", "reach", "usage"))
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         check_options(NAME, options, OPTIONS)
+        self.options = dict(options)
         self._accepts_no_limits: bool = options.get("ignore_limits", False)
         runtime_dir = Path(options.get("runtime_dir") or state_folder.default_runtime_dir())
         self._interpreter = own_interpreter()

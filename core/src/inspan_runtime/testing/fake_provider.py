@@ -30,6 +30,8 @@ class FakeProvider(Caller):
         if self.generation == world.generation:
             world.clients.add(self)
 
+    capabilities: frozenset[str] = frozenset()
+
     @property
     def name(self) -> str:
         """The kind."""
@@ -106,6 +108,8 @@ def _check_spec(spec: SandboxSpec) -> None:
         raise ConfigError(f"ttl_s {spec.ttl_s}: expected seconds above 0")
     if any("127.0.0.1" not in url for url in spec.reach):
         raise ConfigError(f"reach {spec.reach}: expected URLs of the loopback")
+    if not (spec.cpu is None and spec.memory_mib is None and spec.pids is None):
+        raise ConfigError("cpu, memory_mib, pids: a fake sandbox cannot limit anything")
     if spec.mounts:
         raise MountConflict("a fake sandbox has no mounts")
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import anyio
 
-from inspan_core.errors import ExecTimeout, SandboxGone, TooLarge, UnsafePath
+from inspan_core.errors import ExecTimeout, SandboxGone, TooLarge, UnsafePath, UsageError
 from inspan_core.sandbox import DEFAULT_OUTPUT_LIMIT_BYTES, Descriptor, ExecResult, FileContent
 from inspan_runtime.testing.fake_calls import Caller
 from inspan_runtime.testing.fake_commands import LookCommand, kind_of, retire, run_plain
@@ -53,6 +53,10 @@ class FakeSandbox(Caller):
         output_limit_bytes: int = DEFAULT_OUTPUT_LIMIT_BYTES,
     ) -> ExecResult:
         """Run one of the commands that a fake sandbox understands."""
+        if not argv or not argv[0] or any("\0" in one for one in argv):
+            raise UsageError(f"{list(argv)!r} cannot be a command")
+        if any(not name or "=" in name for name in env or {}):
+            raise UsageError(f"{sorted(env or {})!r} cannot be variables' names")
         match kind_of(argv, stdin):
             case CallKind.LAUNCH:
                 return await self._launch(argv[-1], timeout_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,6 +19,18 @@ PATIENCE_S = 15.0
 POLL_S = 0.02
 
 
+CAPABILITIES = {
+    "processes": "a real shell with real processes and links",
+    "options": "another process can make the same provider, from its `name` and its `options`",
+    "isolation": "the host's files, processes and network are not there",
+    "reach": "URLs of the host's loopback are reached as the specification says",
+    "mounts": "host paths are shown inside",
+    "limits": "processor, memory and processes are limited",
+    "usage": "sandboxes tell what they have used (`inspan_core.sandbox.MeteredSandbox`)",
+}
+"""What a provider may be unable to do, by the names that its `capabilities` has."""
+
+
 class CheckFailed(AssertionError):
     """The provider breaks the contract; the message says how."""
 
@@ -27,6 +39,27 @@ def expect(claim: bool, sentence: str) -> None:
     """Raise `CheckFailed` with a sentence unless a claim is true."""
     if not claim:
         raise CheckFailed(sentence)
+
+
+def needing(*capabilities: str) -> Callable[[Check], Check]:
+    """Mark a check that only a provider with these capabilities can keep."""
+
+    def mark(check: Check) -> Check:
+        check.needs = frozenset(capabilities)  # type: ignore[attr-defined]
+        return check
+
+    return mark
+
+
+def needs_of(check: Check) -> frozenset[str]:
+    """Return what a check's provider has to be able to do."""
+    return getattr(check, "needs", frozenset())
+
+
+def capabilities_of(provider: SandboxProvider) -> frozenset[str]:
+    """Return what a provider declares; one that declares nothing can do all but tell options and usage."""
+    declared: Iterable[str] | None = getattr(provider, "capabilities", None)
+    return frozenset(CAPABILITIES) - {"options", "usage"} if declared is None else frozenset(declared)
 
 
 def fresh_key() -> str:

@@ -16,6 +16,7 @@ from inspan_runtime.testing.sandbox_check_support import (
     becomes_true,
     expect,
     is_running,
+    needing,
     opened,
     out,
     refused,
@@ -23,9 +24,9 @@ from inspan_runtime.testing.sandbox_check_support import (
 )
 
 MIB = 1024 * 1024
-CONCURRENT_EXECS = 20
+CONCURRENT_EXECS = 50
 ARRIVAL_S = 30.0
-OUTPUT_MIB = 200
+OUTPUT_MIB = 20
 # Variables that a sandbox may well have with the server's value.
 SHARED_VARIABLES = {
     "PATH",
@@ -67,6 +68,7 @@ async def missing_program_is_127(provider: SandboxProvider, make_spec: MakeSpec)
             expect(found == 127, f"a missing program was reported as {found}")
 
 
+@needing("processes")
 async def program_that_is_no_program_is_126(provider: SandboxProvider, make_spec: MakeSpec) -> None:
     """A file without the execute permission."""
     spec = make_spec()
@@ -76,6 +78,7 @@ async def program_that_is_no_program_is_126(provider: SandboxProvider, make_spec
         expect(found == 126, f"a file that cannot be executed was reported as {found}")
 
 
+@needing("processes")
 async def arguments_arrive_unchanged(provider: SandboxProvider, make_spec: MakeSpec) -> None:
     """Spaces, quotes, newlines, an empty one, letters outside of ASCII, bytes that are no UTF-8."""
     given = ["a b", "'\"$HOME`id`", "two\nlines", "", "-n", "häß 日本", os.fsdecode(b"\xff\xfe")]
@@ -85,6 +88,7 @@ async def arguments_arrive_unchanged(provider: SandboxProvider, make_spec: MakeS
         expect(found == b"".join(os.fsencode(one) + b"|" for one in given), f"arguments arrived as {found!r}")
 
 
+@needing("processes")
 async def streams_are_apart_and_binary(provider: SandboxProvider, make_spec: MakeSpec) -> None:
     """Every byte value through stdin to stdout, and something else on stderr."""
     data = bytes(range(256)) * 64
@@ -97,6 +101,7 @@ async def streams_are_apart_and_binary(provider: SandboxProvider, make_spec: Mak
         )
 
 
+@needing("processes")
 async def stdin_is_empty_and_closed_by_default(provider: SandboxProvider, make_spec: MakeSpec) -> None:
     """A reader comes to the end at once."""
     async with opened(provider, make_spec) as sandbox:
@@ -110,6 +115,7 @@ async def unread_stdin_is_no_error(provider: SandboxProvider, make_spec: MakeSpe
         expect(result.exit_code == 4, f"exit 4 was reported as {result.exit_code}")
 
 
+@needing("processes")
 async def large_stdin_arrives_whole(provider: SandboxProvider, make_spec: MakeSpec) -> None:
     """More than any pipe holds."""
     async with opened(provider, make_spec) as sandbox:
@@ -117,6 +123,7 @@ async def large_stdin_arrives_whole(provider: SandboxProvider, make_spec: MakeSp
         expect(int(found) == 3 * MIB + 1, f"{3 * MIB + 1} bytes of stdin arrived as {found!r}")
 
 
+@needing("processes")
 async def environment_is_the_specifications(provider: SandboxProvider, make_spec: MakeSpec) -> None:
     """The sandbox's variables, and a command's own, which win."""
     async with opened(provider, make_spec, env={"INSPAN_A": "spec", "INSPAN_B": "spec ü"}) as sandbox:
@@ -128,6 +135,7 @@ async def environment_is_the_specifications(provider: SandboxProvider, make_spec
         expect(found == "own|spec ü|".encode(), f"the variables were {found!r}")
 
 
+@needing("processes")
 async def servers_environment_is_not_there(provider: SandboxProvider, make_spec: MakeSpec) -> None:
     """No variable of this process, unless everybody has it."""
     async with opened(provider, make_spec) as sandbox:
@@ -138,6 +146,7 @@ async def servers_environment_is_not_there(provider: SandboxProvider, make_spec:
         expect({"PATH", "HOME", "LANG"} <= names, f"PATH, HOME or LANG is missing in {sorted(names)}")
 
 
+@needing("processes")
 async def home_is_empty_and_writable(provider: SandboxProvider, make_spec: MakeSpec) -> None:
     """HOME is nobody else's."""
     async with opened(provider, make_spec) as sandbox:
@@ -145,6 +154,7 @@ async def home_is_empty_and_writable(provider: SandboxProvider, make_spec: MakeS
         expect(found == b"x\n", f"HOME is not empty or not writable: {found!r}")
 
 
+@needing("processes")
 async def commands_start_in_workdir(provider: SandboxProvider, make_spec: MakeSpec) -> None:
     """The workdir is made, and cwd changes it for one command."""
     spec = make_spec()
@@ -158,6 +168,7 @@ async def commands_start_in_workdir(provider: SandboxProvider, make_spec: MakeSp
         expect(other == b"/usr\n", f"cwd=/usr was {other!r}")
 
 
+@needing("processes")
 async def missing_cwd_is_the_commands_failure(provider: SandboxProvider, make_spec: MakeSpec) -> None:
     """An exit code of 126 or 127 and a word on stderr, not a broken sandbox."""
     async with opened(provider, make_spec) as sandbox:
@@ -166,6 +177,7 @@ async def missing_cwd_is_the_commands_failure(provider: SandboxProvider, make_sp
         expect(result.stderr != b"", "a missing cwd left nothing on stderr")
 
 
+@needing("processes")
 async def output_is_kept_as_a_bounded_tail(provider: SandboxProvider, make_spec: MakeSpec) -> None:
     """Much more than the limit on both streams."""
     script = f"head -c {OUTPUT_MIB * MIB} /dev/zero; printf tail-out; "
@@ -180,6 +192,7 @@ async def output_is_kept_as_a_bounded_tail(provider: SandboxProvider, make_spec:
         expect(result.stdout_truncated and result.stderr_truncated, "truncation was not reported")
 
 
+@needing("processes")
 async def output_of_exactly_the_limit_is_whole(provider: SandboxProvider, make_spec: MakeSpec) -> None:
     """The bound itself is no truncation."""
     async with opened(provider, make_spec) as sandbox:
@@ -190,6 +203,7 @@ async def output_of_exactly_the_limit_is_whole(provider: SandboxProvider, make_s
         )
 
 
+@needing("processes")
 async def each_command_has_its_own_session(provider: SandboxProvider, make_spec: MakeSpec) -> None:
     """It leads its session and process group."""
     async with opened(provider, make_spec) as sandbox:
@@ -200,6 +214,7 @@ async def each_command_has_its_own_session(provider: SandboxProvider, make_spec:
         )
 
 
+@needing("processes")
 async def deadline_kills_the_whole_group(provider: SandboxProvider, make_spec: MakeSpec) -> None:
     """Also children, and one that ignores TERM."""
     spec = make_spec()
@@ -216,6 +231,7 @@ async def deadline_kills_the_whole_group(provider: SandboxProvider, make_spec: M
         expect(await out(sandbox, "echo on") == b"on\n", "the sandbox did not outlive a deadline")
 
 
+@needing("processes")
 async def cancellation_kills_the_whole_group(provider: SandboxProvider, make_spec: MakeSpec) -> None:
     """Cancelling the caller is no way to leave a command running."""
     spec = make_spec()
@@ -237,6 +253,7 @@ async def cancellation_kills_the_whole_group(provider: SandboxProvider, make_spe
             await becomes_true(dead, f"process {pid!r} outlived its caller")
 
 
+@needing("processes")
 async def exec_ends_with_its_own_process(provider: SandboxProvider, make_spec: MakeSpec) -> None:
     """Although a child in another session holds the output open; and that child lives on."""
     async with opened(provider, make_spec) as sandbox:
@@ -248,6 +265,7 @@ async def exec_ends_with_its_own_process(provider: SandboxProvider, make_spec: M
         expect(await is_running(sandbox, pid), "a child in another session did not live on")
 
 
+@needing("processes")
 async def output_before_the_end_is_complete(provider: SandboxProvider, make_spec: MakeSpec) -> None:
     """Nothing of what the command wrote is lost because it ended."""
     async with opened(provider, make_spec) as sandbox:
@@ -257,6 +275,7 @@ async def output_before_the_end_is_complete(provider: SandboxProvider, make_spec
             expect(sizes == (60000, 60000), f"60000 bytes on each stream arrived as {sizes}")
 
 
+@needing("processes")
 async def commands_run_at_the_same_time(provider: SandboxProvider, make_spec: MakeSpec) -> None:
     """Many at once: each waits for all others, so none can be queued behind another."""
     spec = make_spec()

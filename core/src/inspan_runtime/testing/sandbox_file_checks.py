@@ -5,11 +5,27 @@ from __future__ import annotations
 import os
 import tempfile
 
+import anyio
+
 from inspan_core.errors import SandboxError, TooLarge, UnsafePath
 from inspan_core.sandbox import Sandbox, SandboxProvider
-from inspan_runtime.testing.sandbox_check_support import Check, MakeSpec, expect, opened, out, refused, sh
+from inspan_runtime.testing.sandbox_check_support import (
+    Check,
+    MakeSpec,
+    becomes_true,
+    expect,
+    needing,
+    opened,
+    out,
+    refused,
+    sh,
+)
 
 MIB = 1024 * 1024
+LARGE_MIB = 48
+CANCELLED_MIB = 400
+CANCEL_AFTER_S = (0.005, 0.03)
+CONCURRENT_TRANSFERS = 12
 SPARSE = f"truncate -s {2**40}"
 NAMES = (
     "with space",
@@ -66,6 +82,7 @@ async def _mode(sandbox: Sandbox, path: str) -> int:
     return int(result.stdout, 8)
 
 
+@needing("processes")
 async def upload_replaces_and_leaves_nothing_else(provider: SandboxProvider, make_spec: MakeSpec) -> None:
     """A file that was there has the new content; no temporary file stays, also after a refusal."""
     spec = make_spec()
@@ -81,6 +98,7 @@ async def upload_replaces_and_leaves_nothing_else(provider: SandboxProvider, mak
         expect(found == b"file\nlink\n", f"beside the file there is {found!r}")
 
 
+@needing("processes")
 async def replacing_is_atomic(provider: SandboxProvider, make_spec: MakeSpec) -> None:
     """Who has the old file open goes on reading it whole: it is another file."""
     spec = make_spec()
@@ -94,6 +112,7 @@ async def replacing_is_atomic(provider: SandboxProvider, make_spec: MakeSpec) ->
         )
 
 
+@needing("processes")
 async def upload_refuses_what_is_no_file(provider: SandboxProvider, make_spec: MakeSpec) -> None:
     """A link, also a dangling one, a folder, a FIFO, a relative path, a path that ends in a slash."""
     spec = make_spec()
@@ -119,6 +138,7 @@ async def failed_upload_is_an_error(provider: SandboxProvider, make_spec: MakeSp
             await sandbox.upload(f"{spec.workdir}/file/below", b"y")
 
 
+@needing("processes")
 async def download_refuses_what_is_no_file(provider: SandboxProvider, make_spec: MakeSpec) -> None:
     """A link, a folder, a FIFO, a device, a relative path: none is followed, none blocks."""
     spec = make_spec()
@@ -155,6 +175,7 @@ async def download_is_bounded(provider: SandboxProvider, make_spec: MakeSpec) ->
         expect(len(whole.data) == 1001 and not whole.truncated, "a file of the limit's size was cut")
 
 
+@needing("processes")
 async def huge_sparse_file_is_bounded(provider: SandboxProvider, make_spec: MakeSpec) -> None:
     """A terabyte of nothing costs nothing."""
     spec = make_spec()
@@ -167,11 +188,13 @@ async def huge_sparse_file_is_bounded(provider: SandboxProvider, make_spec: Make
         expect(found.data == bytes(MIB) and found.size_bytes == 2**40, "the tail of a terabyte is wrong")
 
 
+@needing("processes")
 async def growing_file_is_bounded(provider: SandboxProvider, make_spec: MakeSpec) -> None:
     """A file that somebody writes to while it is read ends at the limit."""
     spec = make_spec()
     async with opened(provider, lambda: spec) as sandbox:
         await out(sandbox, "echo x >grows; setsid sh -c 'timeout 10 yes >>grows' >/dev/null 2>&1 &")
+        await out(sandbox, "until [ $(stat -c %s grows) -gt 1000000 ]; do sleep 0.02; done")
         for _ in range(5):
             found = await sandbox.download(
                 f"{spec.workdir}/grows", limit_bytes=100_000, tail=True, timeout_s=20.0
@@ -197,6 +220,70 @@ async def host_file_is_streamed(provider: SandboxProvider, make_spec: MakeSpec) 
                 await sandbox.upload_file(f"{spec.workdir}/new", file.name)
 
 
+async def large_file_comes_back(provider: SandboxProvider, make_spec: MakeSpec) -> None:
+    """As large as a download is by default."""
+    spec = make_spec()
+    data = os.urandom(MIB) * LARGE_MIB
+    async with opened(provider, lambda: spec) as sandbox:
+        await sandbox.upload(f"{spec.workdir}/large", data, timeout_s=120.0)
+        found = await sandbox.download(f"{spec.workdir}/large", limit_bytes=len(data), timeout_s=120.0)
+        expect(found.data == data, f"{len(data)} bytes came back as {len(found.data)} other ones")
+
+
+async def transfers_do_not_mix(provider: SandboxProvider, make_spec: MakeSpec) -> None:
+    """Many files at the same time, and one file from many sides: it is one of them, whole."""
+    spec = make_spec()
+    async with opened(provider, lambda: spec) as sandbox:
+
+        async def one(number: int) -> None:
+            data = b"%03d" % number * 30_000
+            await sandbox.upload(f"{spec.workdir}/file{number}", data)
+            await sandbox.upload(f"{spec.workdir}/shared", data)
+            found = await sandbox.download(f"{spec.workdir}/file{number}", limit_bytes=MIB)
+            expect(found.data == data, f"file {number} came back as another")
+
+        async with anyio.create_task_group() as group:
+            for number in range(CONCURRENT_TRANSFERS):
+                group.start_soon(one, number)
+        shared = (await sandbox.download(f"{spec.workdir}/shared", limit_bytes=MIB)).data
+        expect(shared == shared[:3] * 30_000, "a file that many wrote is a mixture of theirs")
+
+
+@needing("processes")
+async def cancelled_upload_leaves_the_old_file(provider: SandboxProvider, make_spec: MakeSpec) -> None:
+    """And no part of the new one, under any name."""
+    spec = make_spec()
+    with tempfile.NamedTemporaryFile(prefix="inspan-check-") as file:
+        file.truncate(CANCELLED_MIB * MIB)
+        async with opened(provider, lambda: spec) as sandbox:
+            await sandbox.upload(f"{spec.workdir}/f/file", b"old")
+            for delay_s in CANCEL_AFTER_S:
+                with anyio.move_on_after(delay_s) as scope:
+                    await sandbox.upload_file(f"{spec.workdir}/f/file", file.name)
+                if not scope.cancelled_caught:
+                    break
+
+                async def is_clean() -> bool:
+                    return await out(sandbox, "ls -A f; head -c 10 f/file") == b"file\nold"
+
+                await becomes_true(is_clean, f"an upload cancelled after {delay_s} s left something")
+
+
+@needing("processes")
+async def linked_folder_leads_nowhere_else(provider: SandboxProvider, make_spec: MakeSpec) -> None:
+    """A link in the middle of a path is the sandbox's own, absolute or not: what a command sees."""
+    spec = make_spec()
+    async with opened(provider, lambda: spec) as sandbox:
+        await out(sandbox, f"mkdir real; ln -s real near; ln -s '{spec.workdir}/real' far; ln -s /etc etc")
+        for name in ("near", "far"):
+            await sandbox.upload(f"{spec.workdir}/{name}/file", name.encode())
+            seen = await out(sandbox, "cat real/file")
+            expect(seen == name.encode(), f"an upload through the link {name} wrote something else: {seen!r}")
+        seen = await out(sandbox, "cat /etc/passwd")
+        found = await sandbox.download(f"{spec.workdir}/etc/passwd", limit_bytes=MIB)
+        expect(found.data == seen, "a download through a link came from outside of the sandbox")
+
+
 FILE_CHECKS: list[Check] = [
     files_come_back_unchanged,
     odd_names_are_names,
@@ -211,4 +298,8 @@ FILE_CHECKS: list[Check] = [
     huge_sparse_file_is_bounded,
     growing_file_is_bounded,
     host_file_is_streamed,
+    large_file_comes_back,
+    transfers_do_not_mix,
+    cancelled_upload_leaves_the_old_file,
+    linked_folder_leads_nowhere_else,
 ]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import secrets
+import subprocess
+import sys
 
 import anyio
 
@@ -16,6 +18,7 @@ from inspan_runtime.testing.sandbox_check_support import (
     becomes_true,
     expect,
     fresh_key,
+    needing,
     opened,
     out,
     refused,
@@ -23,6 +26,7 @@ from inspan_runtime.testing.sandbox_check_support import (
 )
 
 CONCURRENT_CREATES = 4
+PROCESS_LIMIT_S = 40.0
 CANCEL_AFTER_S = (0.0, 0.001, 0.005, 0.01, 0.02, 0.03, 0.05)
 
 
@@ -224,6 +228,67 @@ async def impossible_mount_is_a_conflict(provider: SandboxProvider, make_spec: M
             await provider.create(make_spec(mounts=mounts, workdir=spec.workdir), key=key)
 
 
+@needing("options")
+async def another_process_reaches_it(provider: SandboxProvider, make_spec: MakeSpec) -> None:
+    """By nothing but its descriptor, as a server does that was started again."""
+    spec = make_spec(labels={"process": secrets.token_hex(8)})
+    given = {"kind": provider.name, "options": dict(provider.options)}  # type: ignore[attr-defined]
+    async with opened(provider, lambda: spec) as sandbox:
+        await sandbox.upload(f"{spec.workdir}/mark", b"from here")
+        text = json.dumps({**given, "descriptor": sandbox.descriptor, "labels": spec.labels})
+        argv = [sys.executable, "-c", _OTHER_PROCESS, text, f"{spec.workdir}/mark"]
+        with anyio.fail_after(PROCESS_LIMIT_S):
+            run = await anyio.run_process(argv, check=False, stderr=subprocess.STDOUT)
+        said = run.stdout.decode("utf-8", "replace").strip()
+        expect(said == "from here 1", f"another process found {said[-500:]!r}")
+        expect(await sandbox.is_alive(), "a sandbox ended with the process that had connected to it")
+
+
+_OTHER_PROCESS = """
+import anyio, json, sys
+from inspan_core.plugins import load_plugins
+from inspan_runtime.providers import builtin
+async def main():
+    given = json.loads(sys.argv[1])
+    provider = load_plugins([builtin]).provider_factory(given["kind"])(given["options"])
+    sandbox = await provider.connect(given["descriptor"])
+    found = await sandbox.download(sys.argv[2], limit_bytes=100)
+    print(found.data.decode(), len(await provider.list(given["labels"])))
+    await sandbox.disconnect()
+    await provider.aclose()
+anyio.run(main)
+"""
+
+
+async def racing_stops_all_succeed(provider: SandboxProvider, make_spec: MakeSpec) -> None:
+    """By the sandbox, by another connection and by the key, at the same time."""
+    key = fresh_key()
+    async with opened(provider, make_spec, key=key) as sandbox:
+        other = await provider.connect(sandbox.descriptor)
+        async with anyio.create_task_group() as group:
+            for stop in (sandbox.stop, other.stop, sandbox.stop):
+                group.start_soon(stop)
+            group.start_soon(provider.stop, key)
+        expect(not await sandbox.is_alive(), "a sandbox that many stopped is alive")
+
+
+async def descriptor_holds_no_secret(provider: SandboxProvider, make_spec: MakeSpec) -> None:
+    """It is written to journals and sent over the network; variables may be keys."""
+    secret = secrets.token_hex(16)
+    async with opened(provider, make_spec, env={"INSPAN_KEY": secret}) as sandbox:
+        expect(secret not in json.dumps(sandbox.descriptor), "the descriptor holds a variable's value")
+        expect(secret not in repr(sandbox), "the sandbox's text holds a variable's value")
+
+
+async def failed_create_can_be_repeated(provider: SandboxProvider, make_spec: MakeSpec) -> None:
+    """A create that was refused leaves its key free."""
+    key = fresh_key()
+    async with refused((ConfigError, SandboxError), "create with a relative workdir"):
+        await provider.create(make_spec(workdir="relative"), key=key)
+    async with opened(provider, make_spec, key=key) as sandbox:
+        expect(await sandbox.is_alive(), "the key of a refused create cannot be used")
+
+
 LIFE_CHECKS: list[Check] = [
     descriptor_is_json_and_enough,
     foreign_descriptor_is_refused,
@@ -239,4 +304,8 @@ LIFE_CHECKS: list[Check] = [
     cancelled_create_leaves_nothing,
     unfit_specification_is_refused,
     impossible_mount_is_a_conflict,
+    another_process_reaches_it,
+    racing_stops_all_succeed,
+    descriptor_holds_no_secret,
+    failed_create_can_be_repeated,
 ]

@@ -38,7 +38,7 @@ ARCHITECTURES = {
 }
 _PROBE = """
 import __future__, _signal, _socket, ctypes, encodings.ascii, encodings.latin_1, encodings.utf_8
-import fcntl, marshal, os, posixpath, select, stat, struct, sys, time, warnings
+import fcntl, marshal, os, posixpath, resource, select, stat, struct, sys, time, warnings
 maps = [line.split(None, 5)[5].strip() for line in open("/proc/self/maps") if line.count("/") > 1]
 files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
 print([sorted(sys.modules), [one for one in files if one], sorted(set(maps))])

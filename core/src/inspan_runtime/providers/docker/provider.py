@@ -48,6 +48,7 @@ OPTIONS: Mapping[str, type | tuple[type, ...]] = {
     "run_options": list,
 }
 CHOICES = {"pull": ("never", "missing"), "agent": ("auto", "always", "never")}
+CAPABILITIES = frozenset({"processes", "options", "isolation", "reach", "mounts", "limits"})
 CONTAINER_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,254}")
 INSPECT_LIMIT_S = 30.0
 HOME = "/root"
@@ -90,7 +91,9 @@ class DockerProvider:
         for option in ("engine_options", "run_options"):
             if not all(isinstance(one, str) for one in options.get(option, ())):
                 raise ConfigError(f"provider {NAME}: option {option} has what is no string")
-        self._options = dict(options)
+        self.options = dict(options)
+        needs_agent = options.get("agent") == "always"
+        self.capabilities = CAPABILITIES | ({"usage"} if needs_agent else set())
         runtime_dir = Path(options.get("runtime_dir") or state_folder.default_runtime_dir()).absolute()
         self._cache_dir = Path(options.get("cache_dir") or _default_cache_dir()).absolute()
         self._interpreter = own_interpreter()
@@ -100,14 +103,14 @@ class DockerProvider:
 
     def _engine(self) -> Engine:
         if self._found_engine is None:
-            name = self._options.get("engine", "docker")
-            self._found_engine = find_engine(name, self._options.get("engine_options", ()))
+            name = self.options.get("engine", "docker")
+            self._found_engine = find_engine(name, self.options.get("engine_options", ()))
         return self._found_engine
 
     async def create(self, spec: SandboxSpec, *, key: str, timeout_s: float = 60.0) -> Sandbox:
         """See `inspan_core.sandbox.SandboxProvider.create`."""
         self._check(spec)
-        reference = spec.image or self._options.get("image")
+        reference = spec.image or self.options.get("image")
         if not reference or reference.startswith("-"):
             raise ConfigError(
                 f"image: {reference!r} is given; provider {NAME} needs the name or id of an image"
@@ -131,7 +134,7 @@ class DockerProvider:
 
     @property
     def _mode(self) -> str:
-        return str(self._options.get("agent", "auto"))
+        return str(self.options.get("agent", "auto"))
 
     def _check(self, spec: SandboxSpec) -> None:
         check_spec(NAME, evolve(spec, image=None))
@@ -159,7 +162,7 @@ class DockerProvider:
     ) -> Plan:
         state = self._kept.runtime_dir / NAME / sandbox_id
         reach = loopback_addresses(spec.reach)
-        network = self._options.get("network", "none")
+        network = self.options.get("network", "none")
         run = RunPlan(
             engine=engine,
             image=image.id,
@@ -167,7 +170,7 @@ class DockerProvider:
             state=state,
             base=base,
             network=network,
-            extra=tuple(self._options.get("run_options", ())),
+            extra=tuple(self.options.get("run_options", ())),
         )
         defaults = command_environment(home=HOME, extra={})
         passed = {} if base is not None else {"LANG": "C.UTF-8", **spec.env}
