@@ -14,6 +14,7 @@ from inspan_core.session import Phase
 from inspan_runtime import perform, sessions
 from inspan_runtime.driver import SessionDriver
 from inspan_runtime.testing.fuzz import Found, fuzz_lifecycle
+from inspan_runtime.testing.fuzz_reduce import surprises
 
 EXAMPLES = 2000
 
@@ -125,6 +126,4 @@ def test_race_is_found(race, monkeypatch):
 @pytest.mark.parametrize("race", RACES)
 def test_race_is_found_from_any_seed_and_shrinks(race, seed, monkeypatch):
     found = hunt(race, monkeypatch, seed=seed, shrinks=True)
-    scenario = found.scenario
-    surprises = [*scenario.visits, *scenario.faults, *scenario.kills, *scenario.schedule.delays]
-    assert len(surprises) <= 6, str(found)
+    assert len(surprises(found.scenario)) <= 3, str(found)

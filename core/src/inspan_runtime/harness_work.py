@@ -182,21 +182,22 @@ class HarnessWork:
             await room.sandbox.stop()
         else:
             await self._provider.stop(_key(room, key), timeout_s=timeout_s)
-        await self._let_go()
+        self._let_go()
         await self._drop_provider()
 
     async def disconnect(self, room: Room) -> None:
         """Drop the connection and the provider's client."""
         if room.sandbox is not None:
             await room.sandbox.disconnect()
-        await self._let_go()
+        self._let_go()
         await self._drop_provider()
 
-    async def _let_go(self) -> None:
+    def _let_go(self) -> None:
         """Let the host's cache forget that this sandbox uses a runtime of its."""
         # Without an installer the server was restarted since: what it did then is not known.
         if self.sandbox_id is not None and (self._installer is None or self._installer.has_lease):
-            await anyio.to_thread.run_sync(self.cache.shared.let_go, self.sandbox_id)
+            # Not in a thread: it is one look into a small folder.
+            self.cache.shared.let_go(self.sandbox_id)
 
     async def _drop_provider(self) -> None:
         # Forgotten only when it is closed: a step that failed here is tried again.

@@ -23,6 +23,7 @@ from hypothesis import HealthCheck, Phase
 from inspan_core.errors import UsageError
 from inspan_runtime.testing.fake_commands import Answerer
 from inspan_runtime.testing.fake_supervisor import Program
+from inspan_runtime.testing.fuzz_reduce import reduced
 from inspan_runtime.testing.fuzz_run import NOT_WELL, Trial, Verdict, play, trial_of
 from inspan_runtime.testing.fuzz_story import tell
 from inspan_runtime.testing.scenarios import Scenario, scenarios
@@ -171,9 +172,15 @@ class _Search:
         except _RuleBroken:
             assert self._last is not None
             scenario, verdict = self._last
+            if shrinks:
+                scenario = reduced(scenario, self._breaks_it)
+                verdict = play(scenario, self._trial)
             raise Found(
                 self._rule, scenario, verdict, seed=self.report.seed, examples=self._first_at
             ) from None
+
+    def _breaks_it(self, scenario: Scenario) -> bool:
+        return self._rule in [broken.rule for broken in play(scenario, self._trial).broken]
 
     def _try(self, scenario: Scenario) -> None:
         verdict = play(scenario, self._trial)
