@@ -13,6 +13,9 @@ prompt on its own standard input and runs in the shim's process group, so that a
     workdir    where it runs
     files      name below the session folder to text, each written with mode 0600
     prompt     its standard input
+    loaded     names of files that the program needs only until it has loaded them, or absent
+    tool_bridge  tools of a grant to serve to the program (`inspan_core.tool_bridge`), or absent; in the text
+               of files its ``url_mark`` is replaced by the URL
 
 Written into the session folder as the run goes:
 
@@ -100,6 +103,7 @@ class Events:
         self.clock = clock
         self.written = self.dropped = self.bytes = 0
         self.last: Optional[str] = None
+        self.loaded: List[str] = []
 
     def line(self, line: bytes, cut: int) -> None:
         """One line of the program's standard output; `cut` bytes beyond the limit are missing."""
@@ -107,11 +111,25 @@ class Events:
         if cut:
             self.write({"at": at, "cut": cut, "head": line[:4096].decode("utf-8", "replace")})
         elif line:
+            if self.loaded and self.tells_loaded(line):
+                self.forget()
             self.take(at, line)
 
     def take(self, at: float, line: bytes) -> None:
         """Keep one whole line as it is."""
         self.keep(b'{"at":%f,"event":%s}' % (at, line))
+
+    def tells_loaded(self, line: bytes) -> bool:
+        """Whether the program has read its files for good when it writes this line."""
+        return False
+
+    def forget(self) -> None:
+        """Remove the files that the program does not need any more: they hold its keys."""
+        while self.loaded:
+            try:
+                os.unlink(self.loaded.pop())
+            except OSError:
+                pass
 
     def is_vital(self, line: bytes) -> bool:
         """Whether the last such record is worth reporting even when the file is full."""
@@ -174,14 +192,29 @@ class Run:
         """A stop reaches the program by itself, since it is in this group: let it finish."""
         self.stopped = True
 
+    def open_bridge(self, order: Optional[Dict[str, Any]]) -> Dict[str, str]:
+        """Serve a grant's tools to the program; what stands for what in its files."""
+        if order is None:
+            return {}
+        # Loaded only where there are such tools: it brings an HTTP server.
+        from inspan_core.tool_bridge import ToolBridge
+
+        bridge = ToolBridge(order, self.folder)
+        bridge.start()
+        return {order["url_mark"]: bridge.url}
+
     def start(self, order: Dict[str, Any]) -> "subprocess.Popen[bytes]":
         """Start the program, its prompt on standard input and that at its end."""
+        replaced = self.open_bridge(order.get("tool_bridge"))
         for name, text in order["files"].items():
+            for mark, value in replaced.items():
+                text = text.replace(mark, value)
             path = os.path.join(self.folder, name)
             os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
             with os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8", errors="replace") as out:
                 out.write(text)
+        self.events.loaded = [os.path.join(self.folder, name) for name in order.get("loaded", ())]
         prompt = os.path.join(self.folder, "prompt.part")
         with open(prompt, "w+", encoding="utf-8", errors="replace") as stdin:
             os.unlink(prompt)
@@ -266,6 +299,7 @@ def main(runner: str, events: Callable[[str], Events] = Events) -> int:
         output["return_code"] = child.wait()
     except OSError as error:
         output["error"] = "%s: %s" % (type(error).__name__, error)
+    run.events.forget()
     output["ended_at"] = time.time()
     output["stopped"] = run.stopped
     output["events"] = {"written": run.events.written, "dropped": run.events.dropped}

@@ -18,9 +18,11 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 
+FILES = ("shim.py", "tool_bridge.py")
+
 
 @cache
 def shim_files() -> Mapping[str, str]:
     """Names below the session folder to their text."""
-    source = resources.files("inspan_core").joinpath("shim.py").read_text(encoding="utf-8")
-    return {"lib/inspan_core/shim.py": source}
+    package = resources.files("inspan_core")
+    return {f"lib/inspan_core/{name}": package.joinpath(name).read_text(encoding="utf-8") for name in FILES}

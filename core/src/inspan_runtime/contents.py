@@ -85,7 +85,10 @@ def closed_body(session_id: str, record: Record, body: CloseBody) -> Mapping[str
             bundle = AgentObservationBundle(source=work.harness.spec.name)
         gaps = [ObservationGap(code=gap.code.value, detail=gap.detail) for gap in body.gaps]
         bundle = _checked(evolve(bundle, gaps=(*bundle.gaps, *work.gaps, *gaps)))
-    response = CloseResponse(agent_session_id=session_id, agent_observations=bundle)
+    cookies = None if work is None else work.resources_cookies
+    response = CloseResponse(
+        agent_session_id=session_id, agent_observations=bundle, resources_cookies=cookies
+    )
     encoded: Mapping[str, Any] = encode(response)
     return encoded
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from attrs import asdict
@@ -10,7 +11,7 @@ from attrs import asdict
 from inspan_core.codec import decode, encode
 from inspan_core.findings import Outcome
 from inspan_core.harness import ArtifactProblem, Artifacts, ParsedActivation
-from inspan_core.observations import AgentObservationBundle
+from inspan_core.observations import AgentObservationBundle, ObservationGap
 from inspan_core.receipts import CleanupReceipt
 from inspan_core.wire import SeedRequest
 
@@ -57,6 +58,17 @@ def unpack_parsed(data: bytes) -> ParsedActivation:
         observations=decode(AgentObservationBundle, value["observations"]),
         detail=value["detail"],
     )
+
+
+def pack_grants(usable: Sequence[str], gaps: Iterable[ObservationGap]) -> bytes:
+    """The names of the grants that can be used, and the gaps that the others left."""
+    return to_bytes({"usable": list(usable), "gaps": [[gap.code, gap.detail] for gap in gaps]})
+
+
+def unpack_grants(data: bytes) -> tuple[list[str], list[ObservationGap]]:
+    """Read what `pack_grants` wrote."""
+    value = json.loads(data)
+    return value["usable"], [ObservationGap(code=code, detail=detail) for code, detail in value["gaps"]]
 
 
 def pack_seed(seed: SeedRequest) -> bytes:

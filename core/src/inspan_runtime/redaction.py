@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from attrs import evolve
 
 from inspan_core.harness import Artifacts
-from inspan_core.wire import DirectHttpAccess, SeedRequest
+from inspan_core.wire import DirectHttpAccess, ToolAccess
 
 MARK = b"[redacted]"
 LEVELS = 4
@@ -23,13 +23,18 @@ SHORTEST_SECRET = 8
 """In characters. What is shorter protects nothing, and is found in innocent text."""
 
 
-def secrets_of(seed: SeedRequest, model_key: str | None) -> tuple[str, ...]:
-    """The values that an episode's harness may know and nobody else should read."""
-    return tuple(value for value in (model_key or "", *_grant_secrets(seed)) if len(value) >= SHORTEST_SECRET)
+def secrets_of(grants: Iterable[ToolAccess], model_key: str | None, *more: str) -> tuple[str, ...]:
+    """The values that an episode's harness may know and nobody else should read.
+
+    Args:
+        more: Values beside those of the grants: cookies that a tool server has set.
+    """
+    values = (model_key or "", *_grant_secrets(grants), *more)
+    return tuple(value for value in values if len(value) >= SHORTEST_SECRET)
 
 
-def _grant_secrets(seed: SeedRequest) -> Iterator[str]:
-    for grant in seed.tool_accesses:
+def _grant_secrets(grants: Iterable[ToolAccess]) -> Iterator[str]:
+    for grant in grants:
         if isinstance(grant, DirectHttpAccess):
             yield from (*grant.headers.values(), *grant.cookies.values())
         else:

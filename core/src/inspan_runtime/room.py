@@ -17,8 +17,18 @@ from inspan_core.sandbox import ExecResult, Sandbox
 Spawn = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
 """Starts a coroutine function in a task that outlives whoever asked."""
 
-Keep = Callable[[str, bytes | None], None]
-"""Keeps a content of the session durably by its name, or removes it with None."""
+
+class Keep(Protocol):
+    """Keeps a content of the session durably by its name, or removes it with None."""
+
+    def __call__(self, name: str, value: bytes | None, *, secret: bool = False) -> None:
+        """Keep it; `secret` puts it apart from everything that is no secret."""
+        ...
+
+
+def keep_nothing(name: str, value: bytes | None, *, secret: bool = False) -> None:
+    """The session ends with the process."""
+
 
 LAUNCH_OUTPUT_LIMIT_BYTES = 16 * 1024
 
@@ -92,7 +102,7 @@ class Room:
     exec: ExecHandle | None = None
     receipt: CleanupReceipt | None = None
     processes: ProcessesReport | None = None
-    keep: Keep = lambda _name, _value: None
+    keep: Keep = keep_nothing
 
     @property
     def connected(self) -> Sandbox:

@@ -31,7 +31,7 @@ from inspan_runtime.slots import SlotPool
 
 CLOSED_WORKDIR = "/"
 DEFAULT_SESSION_DIR_ROOT = "/tmp/inspan"
-RUN_CONTENTS = ("sandbox", "runtime", "activation", "artifacts", "parsed", "receipt", "processes")
+RUN_CONTENTS = ("sandbox", "runtime", "grants", "activation", "artifacts", "parsed", "receipt", "processes")
 """What is kept for a run, and not needed once the close is answered."""
 
 CUTTING = frozenset({Phase.CLOSING, Phase.CLOSE_FAILED})
@@ -65,7 +65,7 @@ class SessionTable:
         self._make_work = make_work
         self._journal = journal
         self._observers = (self._follow, *observers)
-        self._slots = SlotPool(settings.concurrency)
+        self.slots = SlotPool(settings.concurrency)
         self._records: dict[str, Record] = {}
         self._by_capture_key: dict[str, str] = {}
         self._fences: OrderedDict[str, None] = OrderedDict()
@@ -135,7 +135,7 @@ class SessionTable:
         if "seed" in stored.secrets:
             seed = unpack_seed(stored.secrets["seed"])
             work = self._make_work(seed)
-            restore_work(work, contents)
+            restore_work(work, contents, stored.secrets)
             if "activation" in contents:
                 kept = json.loads(contents["activation"])
                 work.activation = self.activation(seed, kept["token_capture"], kept["request"])
@@ -172,7 +172,7 @@ class SessionTable:
             work if work is not None else _NoWork(),
             room,
             spawn=self._spawn,
-            slots=self._slots,
+            slots=self.slots,
             supervision=self._settings.supervision,
         )
         driver = SessionDriver(

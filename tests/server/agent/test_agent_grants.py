@@ -2,11 +2,15 @@
 
 import attrs
 import pytest
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 import inspan_echo
 from inspan_core.hookspecs import hookimpl
 from inspan_core.plugins import load_plugins
 from inspan_runtime.providers.local import LocalProvider
+from inspan_server.serving import served
 
 pytestmark = pytest.mark.anyio
 ACTIVATE = "/ng-rollout/r1/v1/responses"
@@ -15,7 +19,7 @@ ACTIVATE = "/ng-rollout/r1/v1/responses"
 def grant(name, **changes):
     connection = {
         "transport": "streamable_http",
-        "url": f"http://127.0.0.1:9/{name}",
+        "url": changes.pop("url", f"http://127.0.0.1:9/{name}"),
         "headers": {"X-T": "t"},
     }
     return {"kind": "mcp", "name": name, "required": True, "connection": connection, **changes}
@@ -55,17 +59,73 @@ class GrantedEcho:
         return inspan_echo.inspan_parse(run)
 
 
-async def test_grants_of_both_sources_reach_the_hooks_and_unusable_ones_do_not(agent, bodies):
+async def mcp(request):
+    """A whole MCP server with one tool."""
+    message = await request.json()
+    results = {
+        "initialize": {"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": {}},
+        "tools/list": {"tools": [{"name": "give", "inputSchema": {"type": "object"}}]},
+    }
+    if "id" not in message:
+        return Response(status_code=202)
+    return JSONResponse({"jsonrpc": "2.0", "id": message["id"], "result": results[message["method"]]})
+
+
+@pytest.fixture
+async def url():
+    app = Starlette(routes=[Route("/{name}", mcp, methods=["POST"])])
+    async with served(app, graceful_timeout_s=0.1) as base:
+        yield f"{base}/mcp"
+
+
+async def test_grants_of_both_sources_reach_the_hooks_and_unusable_ones_do_not(agent, bodies, url):
     plugin = GrantedEcho()
     loaded = load_plugins([plugin], entry_points=False)
-    configured = [grant("always"), grant("both", connection={**grant("x")["connection"], "headers": {}})]
+    bare = {"transport": "streamable_http", "url": url}
+    configured = [grant("always", url=url), grant("both", connection=bare)]
     http = {"kind": "direct_http", "name": "http", "required": False, "base_url": "http://127.0.0.1:9"}
+    gone = grant("gone", required=False)
     async with agent(plugins=loaded, tool_accesses=configured) as server:
-        body = bodies.seed(tool_accesses=[grant("both"), grant("seeded"), http])
+        body = bodies.seed(tool_accesses=[grant("both", url=url), grant("seeded", url=url), http, gone])
         assert (await server.client.post("/v1/agent_sessions", json=body)).status_code == 200
         assert (await server.client.post(ACTIVATE, json={"input": "hi"})).status_code == 200
         closed = await server.client.post("/v1/agent_sessions/close", json=bodies.close())
-    assert plugin.seen == [("install", ["always", "both", "seeded"]), ("stage", ["always", "both", "seeded"])]
+    assert plugin.seen == [
+        ("install", ["always", "both", "seeded", "gone"]),
+        ("stage", ["always", "both", "seeded"]),
+    ]
     assert plugin.headers == [{"X-T": "t"}] * 3
     gaps = [gap["code"] for gap in closed.json()["agent_observations"]["gaps"]]
-    assert "tool_grant_skipped" in gaps
+    assert gaps == ["tool_grant_skipped", "tool_grant_unreachable"]
+
+
+async def test_a_required_grant_that_cannot_be_used_is_a_422_that_names_it(agent, bodies, url):
+    loaded = load_plugins([GrantedEcho()], entry_points=False)
+    http = {"kind": "direct_http", "name": "web", "base_url": "http://127.0.0.1:9"}
+    async with agent(plugins=loaded) as server:
+        for grants, words in (
+            ([grant("down")], "'down' cannot be used: it cannot be reached from inside the sandbox"),
+            ([grant("bash", url=url)], "'bash' collides with a built-in tool"),
+            ([http], "'web' is direct_http; harness 'echo' can use: builtin, mcp"),
+        ):
+            refused = await server.client.post("/v1/agent_sessions", json=bodies.seed(tool_accesses=grants))
+            assert (refused.status_code, words in refused.text) == (422, True), refused.text
+        # What was refused left nothing behind: the same id can be seeded.
+        fitting = bodies.seed(tool_accesses=[grant("up", url=url)])
+        assert (await server.client.post("/v1/agent_sessions", json=fitting)).status_code == 200
+
+
+async def test_a_restarted_server_knows_which_grants_can_be_used(agent, bodies, url, tmp_path):
+    loaded = load_plugins([plugin := GrantedEcho()], entry_points=False)
+    state = {"state_dir": str(tmp_path / "state"), "plugins": loaded}
+    grants = [grant("up", url=url), grant("down", required=False)]
+    async with agent(**state) as server:
+        await server.client.post("/v1/agent_sessions", json=bodies.seed(tool_accesses=grants))
+        cookies = dict(server.client.cookies)
+    async with agent(**state) as server:
+        server.client.cookies.update(cookies)
+        assert (await server.client.post(ACTIVATE, json={"input": "hi"})).status_code == 200
+        closed = await server.client.post("/v1/agent_sessions/close", json=bodies.close())
+    assert plugin.seen == [("install", ["up", "down"]), ("stage", ["up"])]
+    gaps = [gap["code"] for gap in closed.json()["agent_observations"]["gaps"]]
+    assert gaps == ["tool_grant_unreachable"]

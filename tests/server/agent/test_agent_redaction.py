@@ -3,7 +3,7 @@
 import pytest
 
 from inspan_core.harness import Artifacts
-from inspan_core.wire import DirectHttpAccess, EpisodeId, McpAccess, McpConnection, SeedRequest, TaskId
+from inspan_core.wire import DirectHttpAccess, McpAccess, McpConnection
 from inspan_runtime.redaction import redacted, secrets_of
 from inspan_server.model.capture import Capture
 from inspan_server.model.gateway import create_gateway
@@ -33,27 +33,23 @@ async def test_a_key_that_is_repeated_to_us_is_not_passed_on(agent, bodies, tmp_
 
 
 def test_the_secrets_of_an_episode_are_its_key_and_what_its_grants_carry():
-    seed = SeedRequest(
-        agent_session_id="s",
-        episode_id=EpisodeId(rollout_id="r"),
-        task_id=TaskId(taskset="t", task_id="x"),
-        tool_accesses=(
-            DirectHttpAccess(
-                name="a",
-                base_url="http://h",
-                headers={"x": "in-a-header"},
-                cookies={"c": "in-a-cookie", "d": "1"},
-            ),
-            McpAccess(name="b", connection=McpConnection(url="http://h", headers={"x": "of-a-server"})),
+    grants = (
+        DirectHttpAccess(
+            name="a",
+            base_url="http://h",
+            headers={"x": "in-a-header"},
+            cookies={"c": "in-a-cookie", "d": "1"},
         ),
+        McpAccess(name="b", connection=McpConnection(url="http://h", headers={"x": "of-a-server"})),
     )
-    assert secrets_of(seed, "the-key-itself") == (
+    assert secrets_of(grants, "the-key-itself", "of-a-changed-jar") == (
         "the-key-itself",
         "in-a-header",
         "in-a-cookie",
         "of-a-server",
+        "of-a-changed-jar",
     )
-    assert secrets_of(seed, "none")[0] == "in-a-header"
+    assert secrets_of(grants, "none")[0] == "in-a-header"
 
 
 def test_the_longer_of_two_secrets_goes_first():
