@@ -7,6 +7,7 @@ contents that the machine never sees (responses, observations), and forgets what
 from __future__ import annotations
 
 import logging
+import pathlib
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from functools import partial
@@ -28,6 +29,7 @@ from inspan_runtime.budgets import resolve_agent_timeout
 from inspan_runtime.contents import Record, error_answer, to_answer
 from inspan_runtime.grants import check_grants, effective_tool_accesses, usable_grants
 from inspan_runtime.harness_work import HarnessWork, ProviderFactory, RunParser, in_worker_thread
+from inspan_runtime.host_calls import HostCalls, HostRequest
 from inspan_runtime.install_cache import RuntimeCache
 from inspan_runtime.journal import Journal, JournalError
 from inspan_runtime.packing import to_bytes
@@ -37,6 +39,11 @@ from inspan_runtime.sessions import SessionTable
 
 OVER = frozenset({Phase.NEW, Phase.CLOSED, Phase.FENCED})
 __all__ = ["AgentService", "Answer", "ServiceSettings", "SessionEvidence"]
+
+NO_HOST = (
+    "this server runs nothing without an agent session: seed one, or set host_execution: true in its "
+    "configuration, which runs the harness on the server's own host, without isolation"
+)
 
 SHUTDOWN_STEPS = 5
 """A close has at most so many steps, each with its own budget."""
@@ -82,8 +89,11 @@ class AgentService:
             journal=journal,
             observers=() if plugins is None else (partial(_observe, plugins),),
         )
+        self.host = self._host_calls()
 
     async def __aenter__(self) -> AgentService:
+        if self.host is not None:
+            await self.host.sweep()
         self._group = await anyio.create_task_group().__aenter__()
         self._sessions.restore()
         return self
@@ -94,10 +104,13 @@ class AgentService:
         group = self._group
         if group is None:
             return
-        if self._journal is None:
-            # Nobody would find these sessions again.
-            with anyio.CancelScope(shield=True):
-                await self.close_all(timeout_s=SHUTDOWN_STEPS * self.settings.session.close_step_timeout_s)
+        with anyio.CancelScope(shield=True):
+            timeout_s = SHUTDOWN_STEPS * self.settings.session.close_step_timeout_s
+            if self._journal is None:
+                # Nobody would find these sessions again.
+                await self.close_all(timeout_s=timeout_s)
+            elif self.host is not None:
+                await self.host.close_all(timeout_s=timeout_s)
         self._group = None
         group.cancel_scope.cancel()
         try:
@@ -123,6 +136,8 @@ class AgentService:
                 with suppress(JournalError):  # It stays open, and is named as such.
                     record.driver.deliver(close)
         with anyio.move_on_after(timeout_s):
+            if self.host is not None:
+                await self.host.close_all(timeout_s=timeout_s)
             while any(record.driver.busy for record in self._sessions):
                 await self._sessions.moved()
         return [name for name, phase in self._sessions.phases.items() if phase not in OVER]
@@ -175,7 +190,7 @@ class AgentService:
         if cookie is Cookie.MALFORMED:
             return error_answer(409, "the session cookie is malformed: never a call without a session")
         if session_id is None:
-            return self._without_session(capture_key)
+            return await self._without_session(capture_key, token_capture, body, digest)
         record = self._sessions.get(session_id)
         seed = None if record is None else record.seed
         if record is None or seed is None:
@@ -285,12 +300,31 @@ class AgentService:
 
         self._group.start_soon(fenced)
 
-    def _without_session(self, capture_key: str | None) -> Answer:
+    def _host_calls(self) -> HostCalls | None:
+        if self.settings.host_dir is None:
+            return None
+        return HostCalls(
+            self.harness,
+            self.settings,
+            root=pathlib.Path(self.settings.host_dir),
+            cache=self._cache,
+            slots=self._sessions.slots,
+            spawn=self._spawn,
+            run_parser=self._run_parser,
+        )
+
+    async def _without_session(
+        self, capture_key: str | None, token_capture: bool, body: Mapping[str, Any], digest: str
+    ) -> Answer:
         if capture_key is not None and self._sessions.holds(capture_key):
             return error_answer(
                 409, f"rollout {capture_key!r} belongs to an agent session: its session cookie is missing"
             )
-        return error_answer(422, "this server does not run activations without an agent session")
+        if self.host is None:
+            return error_answer(422, NO_HOST)
+        return await self.host.activate(
+            HostRequest(capture_key=capture_key, token_capture=token_capture, body=body, digest=digest)
+        )
 
 
 def _observe(plugins: Plugins, transition: Mapping[str, Any]) -> None:

@@ -35,6 +35,7 @@ class ServiceSettings:
         tool_accesses: The configuration's tool grants.
         retains_artifacts: Whether artifacts stay in memory after close, until its window ends.
         fence_limit: How many fences of ids never seeded are kept.
+        host_dir: Absolute folder for calls without a session, which run on this host; None: they are refused.
     """
 
     model_base_url: str
@@ -50,6 +51,7 @@ class ServiceSettings:
     tool_accesses: tuple[ToolAccess, ...] = ()
     retains_artifacts: bool = False
     fence_limit: int = 10_000
+    host_dir: str | None = None
 
 
 @frozen(kw_only=True)

@@ -35,6 +35,19 @@ class ModelServerConfig:
 
 
 @frozen(kw_only=True)
+class ResourcesServerConfig:
+    """The Resources Server of the compatibility endpoint ``/run``.
+
+    Attributes:
+        base_url: Where it is, without a final path.
+        timeout_s: Most seconds of each call to it.
+    """
+
+    base_url: Annotated[str, HttpUrl()]
+    timeout_s: float = 600.0
+
+
+@frozen(kw_only=True)
 class MountConfig:
     """A host path shown inside a sandbox of ours."""
 
@@ -79,7 +92,9 @@ class AgentConfig:
         port: 0: any free port.
         timeout: Most seconds of a run; a request may ask for less.
         concurrency: How many runs may be under way at once.
-        resources_server: For the compatibility ``/run``, which is not served: must be null.
+        host_execution: Whether ``/v1/responses`` without a session runs the harness on this server's own
+            host, which isolates nothing.
+        resources_server: For the compatibility endpoint ``/run``; null: it is refused.
         token_id_capture: Whether training tokens are captured; needs a harness of level 5.
         tool_accesses: Grants for every episode, under those of the episode with the same name.
         sandbox_provider: The block of `sandbox_providers` for sessions that bring no sandbox; null: they
@@ -105,7 +120,8 @@ class AgentConfig:
     port: Annotated[int, Whole(minimum=0)] = 8700
     timeout: float = 21600.0
     concurrency: Annotated[int, Whole(minimum=1)] = 64
-    resources_server: Mapping[str, Any] | None = None
+    host_execution: bool = False
+    resources_server: ResourcesServerConfig | None = None
     token_id_capture: bool = False
     tool_accesses: tuple[ToolAccess, ...] = ()
     sandbox_provider: str | None = None

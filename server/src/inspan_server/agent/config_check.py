@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 
 from inspan_core.faults import Fault, Faults, fault
-from inspan_server.agent.config import AgentConfig, SandboxConfig
+from inspan_server.agent.config import AgentConfig, ResourcesServerConfig, SandboxConfig
 
 LONGEST_S = 1e9
 """What the supervisor takes at most; .inf and .nan, which YAML has, are no times."""
@@ -37,9 +37,9 @@ def check_agent(config: AgentConfig, _: Any) -> None:
     if config.num_workers != 1:
         message = "must be 1: the state of sessions lives in one process"
         faults.append(("value_error", ("num_workers",), message, config.num_workers))
-    if config.resources_server is not None:
-        message = "must be null: the compatibility endpoint /run is not served"
-        faults.append(("value_error", ("resources_server",), message, "..."))
+    if config.resources_server is not None and not config.host_execution:
+        message = "needs host_execution: true, since the compatibility endpoint /run uses the host path"
+        faults.append(("value_error", ("resources_server",), message, {}))
     for name, block in config.sandbox_providers.items():
         if not isinstance(block.get("kind"), str):
             message = "needs 'kind', the name of an installed sandbox provider"
@@ -54,6 +54,15 @@ def check_agent(config: AgentConfig, _: Any) -> None:
 
 def check_sandbox(config: SandboxConfig, _: Any) -> None:
     """Refuse a lifetime that is no time."""
-    if isinstance(config.ttl_s, float | int) and not 0 < config.ttl_s <= LONGEST_S:
-        message = f"must be above 0 and at most {LONGEST_S:.0f} seconds"
-        raise fault("greater_than", message, config.ttl_s, "ttl_s")
+    if isinstance(config.ttl_s, float | int):
+        _check_time(config.ttl_s, "ttl_s")
+
+
+def check_resources_server(config: ResourcesServerConfig, _: Any) -> None:
+    """Refuse a bound that is no time."""
+    _check_time(config.timeout_s, "timeout_s")
+
+
+def _check_time(value_s: float, name: str) -> None:
+    if not 0 < value_s <= LONGEST_S:
+        raise fault("greater_than", f"must be above 0 and at most {LONGEST_S:.0f} seconds", value_s, name)

@@ -16,8 +16,8 @@ import yaml
 from inspan_core.errors import ConfigError
 from inspan_core.faults import Fault, Faults
 from inspan_core.structuring import build_converter
-from inspan_server.agent.config import AgentConfig, ModelServerConfig, SandboxConfig
-from inspan_server.agent.config_check import check_agent, check_sandbox
+from inspan_server.agent.config import AgentConfig, ModelServerConfig, ResourcesServerConfig, SandboxConfig
+from inspan_server.agent.config_check import check_agent, check_resources_server, check_sandbox
 
 CONFIG_LIMIT_BYTES = 4 * 1024 * 1024
 
@@ -57,10 +57,17 @@ def parse_config(value: Any, *, name: str = "configuration") -> AgentConfig:
 _SECTIONS: Mapping[tuple[str | int, ...], type] = {
     (): AgentConfig,
     ("model_server",): ModelServerConfig,
+    ("resources_server",): ResourcesServerConfig,
     ("sandbox_config",): SandboxConfig,
 }
 _SECRETS = frozenset({"api_key", "cookie_secret", "headers", "cookies"})
-_CONVERTER = build_converter({AgentConfig: check_agent, SandboxConfig: check_sandbox})
+_CONVERTER = build_converter(
+    {
+        AgentConfig: check_agent,
+        ResourcesServerConfig: check_resources_server,
+        SandboxConfig: check_sandbox,
+    }
+)
 
 
 def _sentence(fault: Fault) -> str:

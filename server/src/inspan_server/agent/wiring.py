@@ -22,10 +22,12 @@ from inspan_runtime.harness_work import OwnedSandbox
 from inspan_runtime.install_build import package_client_env
 from inspan_runtime.install_cache import RuntimeCache, default_cache_dir
 from inspan_runtime.journal_sqlite import SqliteJournal
+from inspan_runtime.providers.state_folder import default_runtime_dir
 from inspan_runtime.service import AgentService, ServiceSettings
 from inspan_server.agent.config import AgentConfig
 
 TRAINING_LEVEL = 5
+HOST_FOLDER = "host"
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
@@ -117,10 +119,18 @@ def _settings(
             retry_window_s=config.session_close_retry_window_seconds,
         ),
         session_dir_root=config.session_dir_root,
+        host_dir=_host_dir(config),
         owned=_owned(config),
         options=harness_options(spec, config.harness_options),
         tool_accesses=config.tool_accesses,
     )
+
+
+def _host_dir(config: AgentConfig) -> str | None:
+    if not config.host_execution:
+        return None
+    root = default_runtime_dir() if config.state_dir is None else Path(config.state_dir)
+    return str(root / HOST_FOLDER)
 
 
 def _owned(config: AgentConfig) -> OwnedSandbox | None:

@@ -1,0 +1,111 @@
+"""The host in the shape of a sandbox: the contract's checks, and what a killed server leaves."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from inspan_core.sandbox import SandboxSpec
+from inspan_runtime.host_place import HostPlace, sweep_host_calls
+from inspan_runtime.providers.local import MARKER
+from inspan_runtime.testing.sandbox_checks import COMMAND_CHECKS, FILE_CHECKS
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+class Places:
+    """A call's place for each key, as the checks want it."""
+
+    name = "host"
+    capabilities = frozenset()
+
+    def __init__(self, root):
+        self.root = root
+        self.places = {}
+
+    def place(self, key):
+        return self.places.setdefault(key, HostPlace(self.root, f"host-{len(self.places)}"))
+
+    async def create(self, spec, *, key, timeout_s=60.0):
+        return await self.place(key).create(spec, key=key, timeout_s=timeout_s)
+
+    async def stop(self, key, *, timeout_s=30.0):
+        await self.place(key).stop(key)
+
+    async def aclose(self):
+        return None
+
+
+@pytest.mark.parametrize("check", [*COMMAND_CHECKS, *FILE_CHECKS], ids=lambda check: check.__name__)
+async def test_it_keeps_the_contract_of_commands_and_files(check, tmp_path):
+    places = Places(tmp_path / "host")
+
+    def make_spec(**changes):
+        return SandboxSpec(**{"workdir": str(tmp_path / "work"), **changes})
+
+    try:
+        await check(places, make_spec)
+    finally:
+        for key in list(places.places):
+            await places.stop(key)
+    assert os.listdir(tmp_path / "host") == []
+
+
+DYING_SERVER = f"""
+import os, subprocess, sys
+from pathlib import Path
+from inspan_core.sandbox import SandboxSpec
+from inspan_runtime.host_place import HostPlace
+place = HostPlace(Path(sys.argv[1]), sys.argv[2])
+place._make(SandboxSpec(workdir=place.workdir))
+env = {{**os.environ, "{MARKER}": sys.argv[2]}}
+left = subprocess.Popen(["sleep", "300"], env=env, start_new_session=True, stdout=subprocess.DEVNULL)
+print(left.pid, flush=True)
+if sys.argv[3] == "killed":
+    os.kill(os.getpid(), 9)
+sys.stdin.read()
+"""
+
+
+def server(root, call_id, end):
+    process = subprocess.Popen(
+        [sys.executable, "-c", DYING_SERVER, str(root), call_id, end],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    return process, int(process.stdout.readline())
+
+
+def runs(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_what_a_killed_server_left_is_ended_and_removed_and_nothing_of_a_living_one(tmp_path):
+    dead, dead_sleep = server(tmp_path, "host-dead", "killed")
+    living, living_sleep = server(tmp_path, "host-living", "lives")
+    with dead, living:
+        dead.wait(timeout=20)
+        try:
+            assert runs(dead_sleep)
+            assert sweep_host_calls(tmp_path) == ["host-dead"]
+            assert not runs(dead_sleep) and runs(living_sleep)
+            assert os.listdir(tmp_path) == ["host-living"]
+        finally:
+            living.stdin.close()
+            living.wait(timeout=20)
+            assert sweep_host_calls(tmp_path) == ["host-living"]
+    assert not runs(living_sleep)
+
+
+def test_a_folder_that_is_not_there_holds_nothing(tmp_path):
+    assert sweep_host_calls(tmp_path / "none") == []
