@@ -18,6 +18,7 @@ from inspan_supervisor import SUPERVISOR_FILE
 HERE = Path(__file__).parent
 STEP_S = 20.0
 MARKER = "INSPAN_MATRIX"
+GUEST_PROGRAMS = ("fake_harness.py", "storm.py", "observer.py")
 
 
 class SetupFailed(Exception):
@@ -80,10 +81,14 @@ class Bench:
     count: int = 0
 
     async def prepare(self, strangers=1):
-        for name in ("fake_harness.py", "observer.py"):
+        for name in GUEST_PROGRAMS:
             await self.sandbox.upload(f"{self.root}/{name}", (HERE / name).read_bytes())
-        self.strangers = (await self.observe("stranger", count=strangers))["started"]
+        await self.add_strangers(strangers, ["sleep", "100000"])
         return self
+
+    async def add_strangers(self, count, argv):
+        """Start processes that no ending may hit."""
+        self.strangers += (await self.observe("stranger", count=count, argv=argv))["started"]
 
     async def isolate(self):
         """From now on whoever lives after a sweep, beside those who live now, has escaped."""
@@ -132,7 +137,7 @@ class Session:
     async def launched(self, prelude=""):
         """Launch; at the end nothing with our marker is left, and in an isolated sandbox nobody at all.
 
-        `prelude` is a statement that Python runs before it loads the supervisor: a kernel that lacks something.
+        `prelude`: a statement that Python runs before it loads the supervisor: a kernel that lacks something.
         """
         launch = Launch()
         async with alone(), anyio.create_task_group() as tasks:

@@ -1,9 +1,9 @@
-"""A harness that starts one kind of child and ends in one way. Runs inside the sandbox, as a supervised command.
+"""A harness that starts one kind of child and ends in one way; it runs inside the sandbox, supervised.
 
     fake_harness.py KIND BEHAVIOUR CODE waits|writes
 
-Every process writes its pid to ``$WORK/<name>.pid``; the harness is the last. It ends with CODE when somebody
-writes to the FIFO ``$WORK/go``. A process that writes appends to ``$WORK/<name>.log`` without end and holds
+Every process tells its pid in ``$WORK/<name>.pid``, the harness last. It ends with CODE when somebody writes
+to the FIFO ``$WORK/go``. With "writes", all but the services append to ``$WORK/<name>.log`` without end and hold
 ``$WORK/lifeline`` open.
 """
 
@@ -68,7 +68,7 @@ def start_family(payload):
         os.set_inheritable(held_by_tool, True)
         os.execvp("sh", ["sh", "-c", payload, "tool"])
     os.close(held_by_tool)
-    start(["sh", "-c", payload, "orphan"], new_session=True, orphaned=True)
+    start(["sh", "-c", WAITS, "orphan"], new_session=True, orphaned=True)
     log = os.open(WORK + "/grandchild.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     if payload == WRITES:
         os.open(WORK + "/lifeline", os.O_RDWR)

@@ -36,7 +36,7 @@ def lives(identity):
 
 
 def living(marker=None):
-    """The identities of all living processes but this one, or of those with the marker in their environment."""
+    """The identities of all living processes but this one; with a marker, of those that carry it."""
     needle = f"{MARKER}={marker}".encode()
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
@@ -103,7 +103,11 @@ def ready(order):
                 raise NotYet(f"{name} (pid {pid}) to live")
         for one in order["processes"]:
             require_place(one, pids, stats)
-            if order["writes"] and not os.path.exists(f"{work}/{one['name']}.log"):
+            if (
+                order["writes"]
+                and one["place"] != ADOPTED
+                and not os.path.exists(f"{work}/{one['name']}.log")
+            ):
                 raise NotYet(f"{one['name']} to write")
         if order["is_stopped"] and stats["harness"][0] != "T":
             raise NotYet("the harness to be stopped")
@@ -226,14 +230,14 @@ def stranger(order):
             null = os.open(os.devnull, os.O_RDWR)
             for fd in (0, 1, 2):
                 os.dup2(null, fd)
-            os.execvp("sleep", ["sleep", "100000"])
+            os.execvp(order["argv"][0], order["argv"])
         started.append([pid, stat_of(pid)[3]])
     return {"started": started}
 
 
 ORDERS = {
-    "stranger": stranger, "ready": ready, "bring_end": bring_end, "kill_at_term": kill_at_term, "census": census,
-    "sweep": sweep,
+    "stranger": stranger, "ready": ready, "bring_end": bring_end, "kill_at_term": kill_at_term,
+    "census": census, "sweep": sweep,
 }  # fmt: skip
 
 if __name__ == "__main__":

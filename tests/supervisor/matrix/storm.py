@@ -1,0 +1,69 @@
+"""A harness whose tools fork without end, and somebody else who does the same; runs inside the sandbox only.
+
+    storm.py harness    a child in the group, a tool, a service, and a relay; SIGTERM ends only the harness
+    storm.py stranger   forks and reaps, for ever
+
+A relay is a process that forks and exits at once: all it ever is has a new pid at the next look.
+"""
+
+import os
+import signal
+import sys
+
+
+def rest(name):
+    with open(f"{os.environ['WORK']}/{name}.tmp", "w") as file:
+        file.write(f"{os.getpid()}\n")
+    os.rename(file.name, file.name[:-4] + ".pid")
+    while True:
+        signal.pause()
+
+
+def fork():
+    """Like os.fork, but where there is no room now it tries again."""
+    while True:
+        try:
+            return os.fork()
+        except BlockingIOError:
+            continue
+
+
+def relay():
+    os.setsid()
+    os.open(f"{os.environ['WORK']}/lifeline", os.O_RDWR)
+    while True:
+        if fork():
+            os._exit(0)
+
+
+def start_service():
+    if fork() == 0:
+        os.setsid()
+        if fork():
+            os._exit(0)
+        rest("service")
+    os.wait()
+
+
+def harness():
+    os.mkfifo(f"{os.environ['WORK']}/lifeline")
+    start_service()
+    for name in ("child", "tool"):
+        if fork() == 0:
+            if name == "tool":
+                os.setsid()
+            rest(name)
+    if fork() == 0:
+        relay()
+    rest("harness")
+
+
+def stranger():
+    while True:
+        pid = fork()
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+
+
+{"harness": harness, "stranger": stranger}[sys.argv[1]]()

@@ -1,0 +1,60 @@
+"""Stop after stop on a crowded machine: nobody is missed, and nobody else is hit."""
+
+from collections import Counter
+
+import pytest
+
+from inspan_core.errors import HarnessTerminationError
+
+from .bench import Budgets, Violation
+from .rules import ADOPTED, GROUP, UNDERWAY
+
+DETACHED = 300
+SPARE = 24  # What the pid limit leaves for the agent's commands, the fork loops and the run itself.
+BUDGETS = Budgets(run_s=120.0, grace_s=0.1, cleanup_s=20.0, receipt_s=40.0)
+PROCESSES = [
+    {"name": "child", "place": GROUP, "above": None},
+    {"name": "tool", "place": UNDERWAY, "above": None},
+    {"name": "service", "place": ADOPTED, "above": None},
+]
+
+
+async def crowd(bench):
+    """300 detached processes and a fork loop of somebody else."""
+    await bench.prepare(strangers=DETACHED)
+    await bench.add_strangers(1, [bench.python, "-I", "-S", f"{bench.root}/storm.py", "stranger"])
+
+
+async def one_stop(bench):
+    """Returns whether the receipt was confirmed, or else negative."""
+    session = await bench.session()
+    await session.stage([bench.python, "-I", "-S", f"{bench.root}/storm.py", "harness"], BUDGETS)
+    async with session.launched() as launch:
+        ready = await session.observe("ready", processes=PROCESSES, is_stopped=False, writes=False)
+        try:
+            receipt = await session.stop(BUDGETS)
+        except Violation as negative:
+            if not isinstance(negative.__cause__, HarnessTerminationError):
+                raise
+            return f"negative: {negative}"
+        census = await session.observe("census", known=ready["known"], writes=True)
+        await launch.exit_code()
+    if census["strangers_hit"]:
+        raise Violation(f"processes of others were hit: {census['strangers_hit']}")
+    if census["holders"]:
+        raise Violation("somebody of the relay lives on")
+    if census["marked"] != [ready["known"]["service"]]:
+        raise Violation(f"alive are {census['marked']}, expected the service of {ready['known']}")
+    if receipt.timed_out or receipt.return_code != -15:
+        raise Violation(f"{receipt}, expected -15: the harness obeys SIGTERM")
+    return "confirmed"
+
+
+@pytest.mark.sandbox
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("stops", [20, pytest.param(200, marks=pytest.mark.full)])
+def test_stops_among_300_others_with_fork_loops_and_a_pid_limit_nearly_reached(portal, make_sandbox, stops):
+    bench = make_sandbox("bubblewrap", pids=DETACHED + SPARE)
+    portal.call(crowd, bench)
+    seen = Counter(portal.call(one_stop, bench) for _ in range(stops))
+    assert seen["confirmed"] == stops, seen
