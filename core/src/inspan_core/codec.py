@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, TypeVar, cast
 
 import attrs
@@ -85,12 +86,17 @@ def _normalised(value: Any) -> Any:
         urls = url_fields(kind)
         return {
             name: (item.rstrip("/") if name in urls else _normalised(item))
-            for name in attrs.fields_dict(kind)
+            for name in _field_names(kind)
             for item in (getattr(value, name),)
         }
     if isinstance(value, list | tuple):
         return [_normalised(item) for item in cast(Sequence[Any], value)]
     return value
+
+
+@cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    return tuple(attrs.fields_dict(kind))
 
 
 def _check_seed(seed: SeedRequest, data: dict[str, Any]) -> None:

@@ -91,6 +91,11 @@ class Plugins:
         """
         return self._pick("sandbox provider", name, self._providers)
 
+    @property
+    def is_observed(self) -> bool:
+        """Whether any plugin observes transitions."""
+        return bool(self._observers)
+
     def observe(self, transition: Mapping[str, Any]) -> tuple[PluginProblem, ...]:
         """Show a committed transition to every observer; a failing one stops nobody.
 

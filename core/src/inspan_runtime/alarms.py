@@ -1,4 +1,4 @@
-"""The timers of many sessions in one task: a closed session that waits for its window's end costs a few bytes."""
+"""The timers of many sessions in one task: a closed session that waits for its window's end costs bytes."""
 
 from __future__ import annotations
 

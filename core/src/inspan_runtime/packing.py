@@ -15,6 +15,8 @@ from inspan_core.observations import AgentObservationBundle, ObservationGap
 from inspan_core.receipts import CleanupReceipt
 from inspan_core.wire import SeedRequest
 
+_ENCODE = json.JSONEncoder(separators=(",", ":")).encode
+
 
 def pack_artifacts(artifacts: Artifacts) -> bytes:
     """A line of JSON that names the files and their sizes, then their bytes."""
@@ -88,4 +90,4 @@ def unpack_receipt(data: bytes) -> CleanupReceipt:
 
 def to_bytes(value: Any) -> bytes:
     """Compact JSON; lone surrogates stay escaped."""
-    return json.dumps(value, separators=(",", ":")).encode()
+    return _ENCODE(value).encode()

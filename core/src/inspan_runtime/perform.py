@@ -143,13 +143,15 @@ class Performer:
         self._slots = slots if slots is not None else Unlimited()
         self._supervision = supervision if supervision is not None else Supervision()
         self._holds_slot = False
-        self._reconnecting = anyio.Lock()
+        self._reconnecting: anyio.Lock | None = None
 
     async def perform(self, order: Order) -> Answer:
         """Carry out the order; errors become the answers that the machine knows."""
         number = order.number
         try:
             if self.room.sandbox is None and isinstance(order, NEEDS_SANDBOX):
+                if self._reconnecting is None:
+                    self._reconnecting = anyio.Lock()
                 # An order that takes the place of another waits for the end of its reconnecting.
                 async with self._reconnecting:
                     if self.room.sandbox is None:

@@ -27,6 +27,7 @@ from inspan_core.session import Phase
 from inspan_core.wire import CloseRequest, SeedRequest
 from inspan_runtime.budgets import resolve_agent_timeout
 from inspan_runtime.contents import Record, error_answer, to_answer
+from inspan_runtime.driver import Gone
 from inspan_runtime.grants import check_grants, effective_tool_accesses, usable_grants
 from inspan_runtime.harness_work import HarnessWork, ProviderFactory, RunParser, in_worker_thread
 from inspan_runtime.host_calls import HostCalls, HostRequest
@@ -87,7 +88,7 @@ class AgentService:
             spawn=self._spawn,
             make_work=self._work,
             journal=journal,
-            observers=() if plugins is None else (partial(_observe, plugins),),
+            observers=(partial(_observe, plugins),) if plugins is not None and plugins.is_observed else (),
         )
         self.host = self._host_calls()
 
@@ -142,13 +143,19 @@ class AgentService:
                 await self._sessions.moved()
         return [name for name, phase in self._sessions.phases.items() if phase not in OVER]
 
-    async def seed(self, body: SeedRequest, digest: str, cookie: Cookie) -> Answer:
+    async def seed(
+        self, body: SeedRequest, digest: str, cookie: Cookie, *, gone: Gone | None = None
+    ) -> Answer:
         """Open a session, join its opening, or repeat the answer.
 
         Args:
             body: The decoded request.
             digest: Of the normalised body.
             cookie: What the cookie says, compared with the body's session id.
+            gone: Watches the client's connection.
+
+        Raises:
+            WaiterGone: The client is gone. What it asked for goes on.
         """
         session_id = body.agent_session_id
         record = self._sessions.get(session_id)
@@ -164,7 +171,8 @@ class AgentService:
                 body_digest=digest,
                 owned=body.sandbox_access is None,
                 cookie=cookie,
-            )
+            ),
+            gone=gone,
         )
         return to_answer(session_id, record, reply)
 
@@ -176,6 +184,8 @@ class AgentService:
         digest: str,
         session_id: str | None,
         cookie: Cookie,
+        *,
+        gone: Gone | None = None,
     ) -> Answer:
         """Run the session's one activation, join it, or repeat its answer.
 
@@ -186,6 +196,10 @@ class AgentService:
             digest: Of the normalised body.
             session_id: From the cookie, or None.
             cookie: ABSENT, SAME or MALFORMED.
+            gone: Watches the client's connection.
+
+        Raises:
+            WaiterGone: The client is gone. What it asked for goes on.
         """
         if cookie is Cookie.MALFORMED:
             return error_answer(409, "the session cookie is malformed: never a call without a session")
@@ -211,19 +225,25 @@ class AgentService:
                 cookie=cookie,
                 path=_path_finding(capture_key, seed),
                 run_timeout_s=run_timeout_s,
-            )
+            ),
+            gone=gone,
         )
         return to_answer(session_id, record, reply)
 
-    async def close(self, body: CloseRequest, cookie: Cookie) -> Answer:
-        """Close a session, join its closing, or repeat the answer; also for an id never seeded."""
+    async def close(self, body: CloseRequest, cookie: Cookie, *, gone: Gone | None = None) -> Answer:
+        """Close a session, join its closing, or repeat the answer; also for an id never seeded.
+
+        Raises:
+            WaiterGone: The client is gone. The close goes on.
+        """
         session_id = body.agent_session_id
         record = self._sessions.get(session_id)
         if record is None:
             record = self._sessions.add_unseeded(session_id, body.episode_id)
         same = record.episode_id == body.episode_id
         reply = await record.driver.ask(
-            lambda waiter, at: CloseRequested(at=at, waiter=waiter, cookie=cookie, same_episode=same)
+            lambda waiter, at: CloseRequested(at=at, waiter=waiter, cookie=cookie, same_episode=same),
+            gone=gone,
         )
         return to_answer(session_id, record, reply)
 

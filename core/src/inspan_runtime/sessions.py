@@ -12,12 +12,13 @@ from typing import Any
 import anyio
 
 from inspan_core.codec import decode, encode
-from inspan_core.effects import CloseBody
+from inspan_core.effects import CloseBody, Effect
 from inspan_core.errors import InspanError
-from inspan_core.events import Restarted
+from inspan_core.events import Event, Restarted
 from inspan_core.machine import fold, new_session
 from inspan_core.session import Phase, Session
 from inspan_core.wire import EpisodeId, SeedRequest
+from inspan_runtime.alarms import Alarms
 from inspan_runtime.contents import Record, closed_body
 from inspan_runtime.driver import Observer, SessionDriver
 from inspan_runtime.harness_work import Activation, HarnessWork
@@ -64,12 +65,13 @@ class SessionTable:
         self._spawn = spawn
         self._make_work = make_work
         self._journal = journal
-        self._observers = (self._follow, *observers)
+        self._observers = observers
+        self._alarms = Alarms(spawn)
         self.slots = SlotPool(settings.concurrency)
         self._records: dict[str, Record] = {}
         self._by_capture_key: dict[str, str] = {}
         self._fences: OrderedDict[str, None] = OrderedDict()
-        self._moved = anyio.Event()
+        self._moved: anyio.Event | None = None
 
     def __iter__(self) -> Iterator[Record]:
         return iter(list(self._records.values()))
@@ -93,6 +95,8 @@ class SessionTable:
 
     async def moved(self) -> None:
         """Wait for the next transition of any session."""
+        if self._moved is None:
+            self._moved = anyio.Event()
         await self._moved.wait()
 
     def add_seeded(self, seed: SeedRequest, work: HarnessWork) -> Record:
@@ -176,7 +180,13 @@ class SessionTable:
             supervision=self._settings.supervision,
         )
         driver = SessionDriver(
-            session, performer, spawn=self._spawn, journal=self._journal, observers=self._observers
+            session,
+            performer,
+            spawn=self._spawn,
+            journal=self._journal,
+            follow=self._follow,
+            observers=self._observers,
+            alarms=self._alarms,
         )
         record = Record(
             seed=seed,
@@ -194,25 +204,26 @@ class SessionTable:
         if self._journal is not None:
             self._journal.keep(session_id, name, value, secret=secret)
 
-    def _follow(self, transition: Mapping[str, Any]) -> None:
+    def _follow(self, before: Session, _: Event, session: Session, __: tuple[Effect, ...]) -> None:
         """Retain what a close leaves, drop what is back at NEW, and bound the fences of ids never seeded."""
-        moved, self._moved = self._moved, anyio.Event()
-        moved.set()
-        session_id, phase = transition["session"], transition["phase"]
-        if phase == Phase.NEW.name:
+        if self._moved is not None:
+            self._moved.set()
+            self._moved = None
+        session_id, phase = session.name, session.phase
+        if phase is Phase.NEW:
             # Also when nothing changed: a request that was refused must not leave a record.
             self._fences.pop(session_id, None)
             self._drop(session_id)
             return
-        if phase == transition["before"]:
+        if phase is before.phase:
             return
-        if phase == Phase.FENCED.name:
+        if phase is Phase.FENCED:
             self._fences[session_id] = None
             if len(self._fences) > self._settings.fence_limit:
                 self._drop(self._fences.popitem(last=False)[0])
-        elif phase == Phase.CLOSED.name:
+        elif phase is Phase.CLOSED:
             self._retain(session_id)
-        elif phase == Phase.CLOSING.name:
+        elif phase is Phase.CLOSING:
             self._note_interruption(self._records[session_id])
 
     @staticmethod

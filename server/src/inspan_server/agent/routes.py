@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
 
-import anyio
 from attrs import define
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -20,6 +18,7 @@ from starlette.routing import Route
 from inspan_core.codec import normalised_digest
 from inspan_core.errors import WireError
 from inspan_core.wire import CloseRequest, ResponsesRequest, SeedRequest
+from inspan_runtime.driver import Gone, WaiterGone
 from inspan_runtime.journal import JournalError
 from inspan_runtime.service import AgentService, Answer
 from inspan_server.agent.bodies import JsonResponse, read_body, refusal
@@ -66,7 +65,7 @@ class AgentRoutes:
             return JsonResponse(503, {"detail": "the server is shutting down"})
         finding = marker_of(request).finding(body.agent_session_id)
         answer = await _unless_gone(
-            request, lambda: self.service.seed(body, normalised_digest(body), finding)
+            request, lambda gone: self.service.seed(body, normalised_digest(body), finding, gone=gone)
         )
         if answer.status == 200:
             set_marker(request, body.agent_session_id)
@@ -85,13 +84,14 @@ class AgentRoutes:
         marker = marker_of(request)
         answer = await _unless_gone(
             request,
-            lambda: self.service.activate(
+            lambda gone: self.service.activate(
                 request.path_params.get("capture_key"),
                 token_capture,
                 body.raw,
                 normalised_digest(body),
                 marker.session_id,
                 marker.own_finding,
+                gone=gone,
             ),
         )
         return JsonResponse(answer.status, answer.body)
@@ -100,7 +100,7 @@ class AgentRoutes:
         """Close a session, seeded or not."""
         body = await read_body(request, CloseRequest)
         finding = marker_of(request).finding(body.agent_session_id)
-        answer = await _unless_gone(request, lambda: self.service.close(body, finding))
+        answer = await _unless_gone(request, lambda gone: self.service.close(body, finding, gone=gone))
         return JsonResponse(answer.status, answer.body)
 
     async def healthz(self, request: Request) -> Response:
@@ -136,31 +136,21 @@ def _fenced(handler: Handler) -> Handler:
     return endpoint
 
 
-async def _unless_gone(request: Request, call: Callable[[], Awaitable[Answer]]) -> Answer:
-    """The service's answer. A client that goes away cancels the wait for it, and nothing else.
+async def _unless_gone(request: Request, call: Callable[[Gone], Awaitable[Answer]]) -> Answer:
+    """The service's answer. A client that goes away ends the wait for it, and nothing else.
 
     Raises:
         ClientDisconnect: The client is gone.
     """
-    answers: list[Answer] = []
 
-    async def ask(scope: anyio.CancelScope) -> None:
-        try:
-            answers.append(await call())
-        except JournalError as error:
-            log.error("%s %s was refused: %s", request.method, request.url.path, error)
-            answers.append(Answer(status=503, body={"detail": "the server's journal cannot be written now"}))
-        scope.cancel()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(ask, tasks.cancel_scope)
-        while (await _receive(request))["type"] != "http.disconnect":
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
             pass
-        tasks.cancel_scope.cancel()
-    if not answers:
-        raise ClientDisconnect
-    return answers[0]
 
-
-async def _receive(request: Request) -> Any:
-    return await request.receive()
+    try:
+        return await call(gone)
+    except WaiterGone as error:
+        raise ClientDisconnect from error
+    except JournalError as error:
+        log.error("%s %s was refused: %s", request.method, request.url.path, error)
+        return Answer(status=503, body={"detail": "the server's journal cannot be written now"})
