@@ -13,7 +13,7 @@ from anyio.abc import SocketStream
 
 from inspan_core.errors import SandboxGone, SandboxTransportError
 from inspan_runtime.providers.exec_agent.frames import decode, encode
-from inspan_runtime.providers.state_folder import is_held
+from inspan_runtime.providers.state_folder import ending_of, is_held
 
 RECEIVE_BYTES = 256 * 1024
 ANSWER_SLACK_S = 10.0
@@ -110,7 +110,7 @@ async def open_call(state: Path, name: str, *, what: str, timeout_s: float) -> A
         raise SandboxTransportError(f"{what}: no answer within {timeout_s:g} s") from error
     except (anyio.EndOfStream, anyio.BrokenResourceError, ConnectionError) as error:
         if await _is_gone(state):
-            raise SandboxGone(f"{what}: the sandbox ended meanwhile") from error
+            raise SandboxGone(f"{what}: the sandbox ended meanwhile{ending_of(state)}") from error
         raise SandboxTransportError(f"{what}: the connection broke") from error
 
 
@@ -128,10 +128,10 @@ async def _connect(state: Path, name: str, what: str) -> SocketStream:
     try:
         folder = os.open(state, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise SandboxGone(f"{what}: the sandbox no longer exists ({state} is gone)") from error
+        raise SandboxGone(f"{what}: the sandbox no longer exists{ending_of(state)}") from error
     try:
         return await anyio.connect_unix(f"/proc/self/fd/{folder}/{name}")
     except (FileNotFoundError, ConnectionRefusedError) as error:
-        raise SandboxGone(f"{what}: the sandbox no longer exists (nobody listens in {state})") from error
+        raise SandboxGone(f"{what}: the sandbox no longer exists{ending_of(state)}") from error
     finally:
         os.close(folder)

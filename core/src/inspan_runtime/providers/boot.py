@@ -40,6 +40,7 @@ KEEPER_MODULES = tuple(
         "exec_agent.loop",
         "keeper.host",
         "keeper.cgroups",
+        "keeper.obituary",
         "keeper.forwards",
         "keeper.launch",
         "keeper.main",

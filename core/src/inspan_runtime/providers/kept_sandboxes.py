@@ -102,6 +102,7 @@ class KeptSandboxes:
         while await anyio.to_thread.run_sync(state_folder.is_held, state):
             meta = state_folder.read_meta(state)
             if meta is not None and (state / "ready").exists():
+                await anyio.to_thread.run_sync(state_folder.add_holder, state)
                 return KeptSandbox(meta["descriptor"], self.sweep)
             await anyio.sleep(POLL_S)
         await anyio.to_thread.run_sync(self.sweep, state)
@@ -138,11 +139,12 @@ class KeptSandboxes:
                 f"descriptor of {given['sandbox_id']}: its state folder {state} is not in {folder}"
             )
         if not await anyio.to_thread.run_sync(state_folder.is_held, state):
-            raise SandboxGone(f"{given['sandbox_id']} no longer exists")
+            raise SandboxGone(f"{given['sandbox_id']} no longer exists{state_folder.ending_of(state)}")
         meta = state_folder.read_meta(state)
         if meta is None:
-            raise SandboxGone(f"{given['sandbox_id']} no longer exists")
+            raise SandboxGone(f"{given['sandbox_id']} no longer exists{state_folder.ending_of(state)}")
         sandbox = KeptSandbox({**meta["descriptor"], "workdir": given["workdir"]}, self.sweep)
+        await anyio.to_thread.run_sync(state_folder.add_holder, state)
         try:
             await sandbox.ping(timeout_s=timeout_s)
         except SandboxTransportError as error:

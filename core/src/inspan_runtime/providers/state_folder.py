@@ -2,7 +2,8 @@
 
 ``<runtime folder>/<provider>/<sandbox id>/`` with mode 0700 holds ``meta.json`` (descriptor, key, labels),
 ``lock`` (held by the keeper as long as it lives, so a dead keeper is told by a free lock), the sockets
-``control.sock`` and ``agent.sock``, ``log`` and ``ready`` (written when the creation was acknowledged).
+``control.sock`` and ``agent.sock``, ``log``, ``ready`` (written when the creation was acknowledged) and
+``holders`` (the processes that created it or connected to it).
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from inspan_core.errors import ProviderUnavailable
 
 ABANDONED_AFTER_S = 60.0
 META_LIMIT_BYTES = 1024 * 1024
+HOLDERS_LIMIT_BYTES = 256 * 1024
+WORDS_LIMIT_CHARS = 2000
 
 
 def default_runtime_dir() -> Path:
@@ -73,6 +76,8 @@ def claim(folder: Path, sandbox_id: str, meta: Mapping[str, Any]) -> tuple[Path,
             json.dump(meta, file)
             file.flush()
             os.fsync(file.fileno())
+        add_holder(made)
+        (folder.parent / "ended" / sandbox_id).unlink(missing_ok=True)
         final = folder / sandbox_id
         try:
             made.rename(final)
@@ -89,6 +94,50 @@ def claim(folder: Path, sandbox_id: str, meta: Mapping[str, Any]) -> tuple[Path,
         remove(made)
         os.close(lock_fd)
         raise
+
+
+def add_holder(path: Path) -> None:
+    """Note that this process has to do with a sandbox."""
+    line = f"{os.getpid()} {_started(os.getpid())}\n".encode()
+    try:
+        fd = os.open(path / "holders", os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except (FileNotFoundError, NotADirectoryError):  # It is gone.
+        return
+    try:
+        if line not in os.pread(fd, HOLDERS_LIMIT_BYTES, 0):
+            os.write(fd, line)
+    finally:
+        os.close(fd)
+
+
+def living_holders(path: Path) -> list[int]:
+    """Return the processes that live of those that created a sandbox or connected to it."""
+    try:
+        with open(path / "holders", encoding="ascii", errors="replace") as file:
+            rows = [line.split() for line in file.read(HOLDERS_LIMIT_BYTES).splitlines()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    pairs = {(int(row[0]), row[1]) for row in rows if len(row) == 2 and row[0].isdigit()}
+    return sorted(pid for pid, started in pairs if _started(pid) == started)
+
+
+def _started(pid: int) -> str:
+    """Return when a process was started: a later one of its number is another; "" when it is dead."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rsplit(b")", 1)[1].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in (b"Z", b"X") else fields[19].decode()
+
+
+def ending_of(path: Path) -> str:
+    """Return what is known about the end of a sandbox that nobody stopped, as a clause; "" for nothing."""
+    try:
+        with open(path.parent.parent / "ended" / path.name, encoding="utf-8", errors="replace") as file:
+            return ": " + file.read(WORDS_LIMIT_CHARS)
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
 
 
 def remove(path: Path) -> None:

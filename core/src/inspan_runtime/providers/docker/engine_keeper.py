@@ -46,6 +46,7 @@ class EngineKeeper(Keeper):
 
     def start(self, server: socket.socket) -> None:
         """Start the container, and the agent in it; the creator may give up meanwhile."""
+        self._began = time.time() - 1.0
         self._control_listener = self._listen("control.sock")
         self._start(server)
         if self._orders["ttl_s"] is not None:  # How long the engine took is not the sandbox's time.
@@ -124,6 +125,15 @@ class EngineKeeper(Keeper):
                         return
         finally:
             os.close(handle)
+
+    def _agent_end(self) -> str:
+        """Ask the engine: it remembers for a while how a container ended that it has removed."""
+        span = [f"--since={self._began:.0f}", f"--until={time.time():.3f}"]
+        which = [f"--filter=container={self._orders['name']}", "--filter=event=die", "--filter=event=oom"]
+        status, said = self._call(["events", *span, *which, "--format={{json .}}"])
+        return (
+            f"its container ended: {_text(said)}" if status == 0 and said.strip() else "its container ended"
+        )
 
     def _spawn(self, arguments: list[str], out: int | None = None) -> int:
         """Start a subcommand of the engine; what it says goes to the log, or to `out`."""

@@ -224,14 +224,15 @@ class DockerProvider:
                 f"descriptor of {given['sandbox_id']}: its state folder {given['state']} is not {state}"
             )
         if meta is None and "state" in given:
-            raise SandboxGone(f"{given['sandbox_id']} no longer exists")
+            raise SandboxGone(f"{given['sandbox_id']} no longer exists{state_folder.ending_of(state)}")
         if meta is None:
             return await self._plain(engine, given, timeout_s=timeout_s)
         known = {**meta["descriptor"], **given}
         if known["agent"]:
             return await self._kept.connect(known, timeout_s=timeout_s)
+        await anyio.to_thread.run_sync(state_folder.add_holder, state)
         if not await anyio.to_thread.run_sync(state_folder.is_held, state):
-            raise SandboxGone(f"{given['sandbox_id']} no longer exists")
+            raise SandboxGone(f"{given['sandbox_id']} no longer exists{state_folder.ending_of(state)}")
         return await anyio.to_thread.run_sync(self._own_plain, engine, known)
 
     def _own_plain(self, engine: Engine, descriptor: Descriptor) -> PlainSandbox:
@@ -240,7 +241,7 @@ class DockerProvider:
         try:
             identity = (state / "container").read_text(encoding="ascii").strip()
         except OSError as error:
-            raise SandboxGone(f"{name} no longer exists") from error
+            raise SandboxGone(f"{name} no longer exists{state_folder.ending_of(state)}") from error
         return PlainSandbox(engine, identity, descriptor, partial(stop_kept, state, name))
 
     async def _plain(

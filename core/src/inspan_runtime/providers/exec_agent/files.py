@@ -10,6 +10,7 @@ from inspan_runtime.providers.exec_agent.frames import encode
 from inspan_runtime.providers.exec_agent.lean import TYPE_CHECKING
 
 CHUNK_BYTES = 256 * 1024
+MODE_END = 0o7777
 
 if TYPE_CHECKING:
     from inspan_runtime.providers.exec_agent.connections import Connection
@@ -41,6 +42,8 @@ class Upload:
         self._connection = connection
         self.body_bytes = int(fields[3])
         self._mode = int(fields[2])
+        if not 0 <= self._mode <= MODE_END:
+            raise ValueError(f"mode {self._mode:o} is not one of a file")
         self._error: list[bytes] | None = None
         self._folder: int | None = None
         self._file: int | None = None

@@ -18,6 +18,8 @@ from inspan_runtime.providers.exec_agent.memory import MemoryWatch, open_watch
 LISTEN_FD = 4
 FOREIGN_FDS_END = 256  # What launched the agent may have left it descriptors; they are few, and low.
 SHUTDOWN_LIMIT_S = 5.0
+FAILED = 70
+WORDS_LIMIT_CHARS = 1500
 PR_SET_DUMPABLE = 4
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
@@ -102,7 +104,21 @@ def main(control_fd: int, orders: dict[str, Any]) -> None:
     control.sendmsg([b"R"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)] if listeners else [])
     for listener in listeners:
         listener.close()
-    serve(control, orders, memory)
+    try:
+        serve(control, orders, memory)
+    except BaseException as error:  # The fence: whoever asks later learns what became of the sandbox.
+        control.send(b"X" + last_words(error).encode("utf-8", "replace"))
+        os._exit(FAILED)
+
+
+def last_words(error: BaseException) -> str:
+    """Return an error and the lines that led to it; the module for that is slow to import."""
+    places = []
+    trace = error.__traceback__
+    while trace is not None:
+        places.append(f"{trace.tb_frame.f_code.co_name}:{trace.tb_lineno}")
+        trace = trace.tb_next
+    return f"{error!r} at {' > '.join(places)}"[:WORDS_LIMIT_CHARS]
 
 
 def serve(control: socket.socket, orders: dict[str, Any], memory: MemoryWatch) -> None:

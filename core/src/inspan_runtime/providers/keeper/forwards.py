@@ -26,8 +26,13 @@ def open_forward(loop: Loop, listener: socket.socket, address: tuple[str, int]) 
 
     def on_client(_events: int) -> None:
         sock = accept(listener)
-        if sock is not None:
+        if sock is None:
+            return
+        try:
             Forward(loop, sock, address)
+        except OSError:  # No descriptor is left for the other side.
+            if sock.fileno() >= 0:
+                sock.close()
 
     loop.watch(listener.fileno(), select.EPOLLIN, on_client)
 

@@ -22,6 +22,7 @@ from inspan_runtime.providers.keeper.launch import (
     prepare_root,
     start_agent,
 )
+from inspan_runtime.providers.keeper.obituary import exit_words, write_obituary
 
 BACKLOG = 4096
 START_LIMIT_S = 30.0
@@ -29,6 +30,8 @@ ACKNOWLEDGE_LIMIT_S = 30.0
 END_LIMIT_S = 10.0
 POLL_S = 0.0005
 LOG_LIMIT_BYTES = 4096
+FOLDER_LOOK_S = 2.0
+LAST_WORDS_S = 0.5
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,6 +89,8 @@ class Keeper:
         self._agent_handle: int | None = None
         self._group: Group | None = None
         self._ended = self._dead = False
+        self._cause: str | None = None  # Why it ends, when nobody stopped it.
+        self._child_status: int | None = None
         ttl_s = orders["ttl_s"]
         self._expires = None if ttl_s is None else time.monotonic() + ttl_s
         adopt_orphans()
@@ -158,6 +163,7 @@ class Keeper:
 
     def is_acknowledged(self, server: socket.socket) -> bool:
         """Tell the creator, and wait for its answer: a creation that nobody took is undone."""
+        signal.signal(signal.SIGTERM, lambda *_: self._dies("its keeper was told to end (SIGTERM)"))
         server.send(b"R")
         server.settimeout(ACKNOWLEDGE_LIMIT_S)
         try:
@@ -176,21 +182,69 @@ class Keeper:
     def run(self) -> None:
         """Serve until the sandbox has ended."""
         self._control_listener.setblocking(False)
-        signal.signal(signal.SIGTERM, self._on_dead)
         self._loop.watch(self._control_listener.fileno(), select.EPOLLIN, self._on_client)
-        self._loop.watch(self._agent.fileno(), select.EPOLLRDHUP, self._on_dead)
+        self._loop.watch(self._agent.fileno(), select.EPOLLRDHUP, self._on_agent_gone)
         if self._expires is not None:
-            self._loop.call_at(self._expires, self._on_dead)
+            ttl_s = self._orders["ttl_s"]
+            self._loop.call_at(self._expires, lambda: self._dies(f"its time to live of {ttl_s:g} s is over"))
+        self._look_for_folder()
         self._loop.reap()
         while not self._dead:
             self._loop.turn()
+        if self._cause is not None:
+            write_obituary(self._folder, self._cause)
 
-    def _on_child_dead(self, _status: int) -> None:
+    def _look_for_folder(self) -> None:
+        """End with the state folder: nobody could find the sandbox without it."""
+        if not self._has_folder():
+            self._dies("its state folder was removed")
+        self._loop.call_at(time.monotonic() + FOLDER_LOOK_S, self._look_for_folder)
+
+    def _has_folder(self) -> bool:
+        try:
+            return os.path.samestat(os.stat(self._folder), os.stat("."))
+        except OSError:
+            return False
+
+    def _on_child_dead(self, status: int) -> None:
         self._child = None
-        self._dead = True
+        self._child_status = status
+        self._on_agent_gone()
 
-    def _on_dead(self, *_: object) -> None:
+    def _dies(self, cause: str) -> None:
         self._dead = True
+        self._cause = self._cause or cause
+
+    def _on_agent_gone(self, *_: object) -> None:
+        self._dead = True
+        if self._cause is None:
+            words = self._last_words()
+            self._cause = "; ".join(filter(None, (f"it ended by itself: {self._agent_end()}", words)))
+
+    def _agent_end(self) -> str:
+        """Say how the agent's process ended; it is given a moment to do so."""
+        deadline = time.monotonic() + LAST_WORDS_S
+        while self._child is not None and time.monotonic() < deadline:
+            pid, status = os.waitpid(self._child, os.WNOHANG)
+            if pid:
+                self._loop.children.pop(pid, None)
+                self._child, self._child_status = None, status
+            else:
+                time.sleep(POLL_S)
+        if self._child_status is None:
+            return "its first process hung up"
+        return f"its first process {exit_words(self._child_status)}"
+
+    def _last_words(self) -> str:
+        """Return what the agent said before it ended, and what bubblewrap wrote."""
+        try:
+            self._agent.setblocking(False)
+            said = self._agent.recv(LOG_LIMIT_BYTES)
+        except OSError:
+            said = b""
+        words = said[1:] if said[:1] in (b"E", b"X") else said
+        logged = _log() if os.path.exists("log") else ""
+        return " ".join(filter(None, (words.decode("utf-8", "replace"), logged)))
 
     def _on_client(self, _events: int) -> None:
         sock = accept(self._control_listener)
@@ -212,7 +266,10 @@ class Keeper:
             if frame is not None:
                 stops = frame[0] == [b"stop"]
                 self._dead = self._dead or (stops and self.end())
-                sock.send(encode([b"alive" if stops and not self._dead else b"ok"]))
+                try:
+                    sock.send(encode([b"alive" if stops and not self._dead else b"ok"]))
+                except OSError:  # It did not wait for the answer.
+                    pass
             if self._dead:
                 sock.detach()  # Closed by the keeper's end, which the client waits for.
             elif frame is not None or not data:
@@ -265,7 +322,7 @@ class Keeper:
 
     def _remove_folder(self) -> None:
         """Remove what is known to be there; only a sandbox without isolation has a folder of free content."""
-        for name in ("ready", "agent.sock", "control.sock", "log", RECORD, "meta.json"):
+        for name in ("ready", "agent.sock", "control.sock", "log", RECORD, "holders", "meta.json"):
             try:
                 os.unlink(name)
             except FileNotFoundError:
@@ -273,16 +330,14 @@ class Keeper:
         if not self._orders["isolated"]:
             pid = os.posix_spawn("/bin/rm", ["rm", "-rf", "--one-file-system", "home", "scratch"], {})
             os.waitpid(pid, 0)
-        for remove, name in (
-            (os.rmdir, "home"),
-            (os.rmdir, "space"),
-            (os.unlink, "lock"),
-            (os.rmdir, self._folder),
-        ):
+        has_folder = self._has_folder()
+        for remove, name in ((os.rmdir, "home"), (os.rmdir, "space"), (os.unlink, "lock")):
             try:
                 remove(name)
             except FileNotFoundError:
                 pass
+        if has_folder:
+            os.rmdir(self._folder)
 
 
 def kill_all(pids: list[int]) -> None:
