@@ -304,11 +304,28 @@ async def test_other_prefixed_paths_are_not_found(path):
     assert capture.stray_calls == 0
 
 
-async def test_models_are_listed():
+async def test_models_are_listed_and_that_is_no_model_call():
     async with gateway({"*": []}, models=["policy", "judge"]) as (client, capture):
         answer = await client.get("/ng-rollout/r1/v1/models")
     assert [model["id"] for model in answer.json()["data"]] == ["policy", "judge"]
-    assert capture.calls("r1")[0].route == "/v1/models"
+    assert capture.calls("r1") == ()
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/api/v1/models"),
+        ("GET", "/api/tags"),
+        ("POST", "/api/show"),
+        ("GET", "/v1/models/policy"),
+        ("GET", "/v1/props"),
+    ],
+)
+async def test_a_harness_that_tries_what_server_this_is_learns_nothing_and_leaves_no_record(method, path):
+    async with gateway({"*": []}) as (client, capture):
+        answer = await client.request(method, f"/ng-rollout/r1{path}", headers={"Authorization": "Bearer k"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+    assert (capture.calls("r1"), capture.stray_calls, capture.unauthorized_calls) == ((), 0, 0)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ Routes, with or without the ``/training-token-capture`` segment after the key::
 
     POST /ng-rollout/<rollout key>/v1/chat/completions     streaming (SSE) and plain
     POST /ng-rollout/<rollout key>/v1/responses            streaming (SSE) and plain
-    GET  /ng-rollout/<rollout key>/v1/models
+    GET  /ng-rollout/<rollout key>/v1/models                answered, not recorded: it is no model call
 
 A call without the prefix belongs to no rollout: it is answered 404 and counted as a stray. A script that
 has no more replies is answered 400, which no harness retries, of type ``script_exhausted``.
@@ -135,6 +135,8 @@ class _Gateway:
             call, rollout = self._begin(request, "/v1/models")
         except Refusal as refusal:
             return JsonAnswer(refusal.status, refusal.body)
+        # Harnesses ask for the models at times of their own; that is no model call, and leaves no record.
+        call.finished = True
         return await self.model.list_models(request, call, rollout)
 
     async def no_such_route(self, request: Request) -> Response:
