@@ -216,9 +216,10 @@ class Episode:
         else:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._execute_until_closed, timeout_s)
-                await self._until_asked()
-                stop_after()
+                finding = await self._finding(stop_after)
                 await self.session.close(timeout=CLOSE_TIMEOUT_S)
+            if finding is not None:
+                raise finding
         receipt = self.session.receipt
         given = ParseInput(
             artifacts=self.session.artifacts or Artifacts(),
@@ -245,6 +246,15 @@ class Episode:
     def request(self) -> dict[str, Any]:
         """The activation's request."""
         return {"input": [{"role": "user", "content": self.prompt}]}
+
+    async def _finding(self, look: Callable[[], None]) -> CheckFailed | None:
+        """What is wrong while the harness waits for the model."""
+        try:
+            await self._until_asked()
+            look()
+        except CheckFailed as finding:
+            return finding
+        return None
 
     async def _until_asked(self) -> None:
         """Wait until the model was called."""
