@@ -1,11 +1,13 @@
 """What the root file system of a bubblewrap sandbox is made of."""
 
+import io
 import json
 import os
 import secrets
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import anyio
@@ -180,6 +182,54 @@ async def test_root_may_be_a_folder(tmp_path, tree, has_python):
         words = (await out(sandbox, "cat /proc/1/cmdline")).split(b"\0")
         assert not any(b"python" in word for word in words), words
     assert (tree / "etc/release").read_text() == "small tree\n" and not (tree / "task").exists()
+
+
+def packed(tree, path, mode="w:gz", also=()):
+    with tarfile.open(path, mode) as tar:
+        tar.add(tree, ".")
+        for member, data in also:
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return path
+
+
+async def test_root_may_be_a_tar(tmp_path, tree):
+    """Unpacked once, shared, never written to; a changed tar is another tree."""
+    if not has_mapped_ids():
+        pytest.skip("only root has a writable root")
+    device = tarfile.TarInfo("dev/disk")
+    device.type = tarfile.BLKTYPE
+    root = packed(tree, tmp_path / "root.tar.gz", also=[(device, b"")])
+    options = {"runtime_dir": str(tmp_path / "run"), "cache_dir": str(tmp_path / "cache")}
+    provider = BubblewrapProvider(options)
+    spec = make_spec(root=str(root))
+    async with opened(provider, lambda: spec) as sandbox, opened(provider, lambda: spec) as other:
+        assert await out(sandbox, "cat /etc/release; pwd; id -u") == b"small tree\n/task/repository\n0\n"
+        await sandbox.upload("/etc/release", b"changed")
+        assert await out(other, "cat /etc/release") == b"small tree\n"
+    assert len(list((tmp_path / "cache/trees").iterdir())) == 1
+    (tree / "etc/release").write_text("another tree\n")
+    packed(tree, root)
+    async with opened(provider, lambda: spec) as sandbox:
+        assert await out(sandbox, "cat /etc/release") == b"another tree\n"
+
+
+@pytest.mark.parametrize("way", ["parent", "link", "cut"])
+async def test_tar_that_leads_outside_or_is_cut_is_refused(tmp_path, tree, way):
+    if not has_mapped_ids():
+        pytest.skip("only root has a writable root")
+    link = tarfile.TarInfo("out")
+    link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path)
+    also = {"parent": [(tarfile.TarInfo("../outside"), b"x")], "cut": []}
+    also["link"] = [(link, b""), (tarfile.TarInfo("out/outside"), b"x")]
+    root = packed(tree, tmp_path / "root.tar", "w", also[way])
+    if way == "cut":
+        os.truncate(root, os.path.getsize(root) // 2)
+    options = {"runtime_dir": str(tmp_path / "run"), "cache_dir": str(tmp_path / "cache")}
+    with pytest.raises(SandboxCreateError, match="cannot be unpacked"):
+        await BubblewrapProvider(options).create(make_spec(root=str(root)), key="k")
+    assert not (tmp_path / "outside").exists() and not (tmp_path / "cache/outside").exists()
+    assert list((tmp_path / "cache/trees").iterdir()) == []
 
 
 async def test_missing_root_is_refused(tmp_path):

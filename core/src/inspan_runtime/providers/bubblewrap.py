@@ -20,11 +20,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from attrs import evolve
+
 from inspan_core.errors import ConfigError, MountConflict, ProviderUnavailable, SandboxCreateError
 from inspan_core.sandbox import Descriptor, Sandbox, SandboxSpec
 from inspan_runtime.providers import bwrap_command, state_folder
 from inspan_runtime.providers.boot import FLAGS
-from inspan_runtime.providers.environment import command_environment
+from inspan_runtime.providers.environment import command_environment, default_cache_dir
 from inspan_runtime.providers.guest_interpreter import GuestInterpreter, guest_interpreter
 from inspan_runtime.providers.host_root import HostView, view_of_host
 from inspan_runtime.providers.interpreter import own_interpreter
@@ -32,6 +34,7 @@ from inspan_runtime.providers.keeper.cgroups import remove_recorded
 from inspan_runtime.providers.keeper.launch import MEMORY_FD
 from inspan_runtime.providers.kept_sandboxes import KeeperRefused, KeptSandboxes, Plan
 from inspan_runtime.providers.reach import loopback_addresses
+from inspan_runtime.providers.root_tree import check_root, tree_of
 from inspan_runtime.providers.spec_checks import check_mounts, check_options, check_spec, limits_of
 
 _logger = logging.getLogger(__name__)
@@ -42,6 +45,7 @@ OPTIONS: Mapping[str, type | tuple[type, ...]] = {
     "hide": list,
     "writable_root": bool,
     "space_limit_mib": int,
+    "cache_dir": str,
 }
 HOME = "/root"
 MAPPED_IDS = 65536
@@ -59,7 +63,8 @@ class BubblewrapProvider:
             ``bwrap``: the program, by default the one in PATH. ``hide``: absolute host paths that no
             sandbox sees. ``writable_root``: false for the read-only root also as root.
             ``space_limit_mib``: how much a sandbox may write to its root (and to each of /tmp, /run and
-            /dev/shm), by default half of the memory.
+            /dev/shm), by default half of the memory. ``cache_dir``: where the tars of root file systems
+            are unpacked, by default in the user's cache folder.
     """
 
     name = NAME
@@ -76,6 +81,7 @@ class BubblewrapProvider:
         self._writable_root: bool = options.get("writable_root", True)
         self._space_limit_mib: int | None = options.get("space_limit_mib")
         self._bwrap: str | None = options.get("bwrap")
+        self._trees = Path(options.get("cache_dir") or default_cache_dir()).absolute() / "trees"
         self._interpreter = own_interpreter()
         self._kept = KeptSandboxes(NAME, runtime_dir, self._interpreter, self._end_stray)
 
@@ -105,10 +111,11 @@ class BubblewrapProvider:
         check_spec(NAME, spec)
         check_mounts(spec.mounts, spec.workdir)
         loopback_addresses(spec.reach)
-        if spec.root != "host" and not os.path.isdir(spec.root):
-            raise ConfigError(f'root: {spec.root!r} is neither "host" nor a folder')
+        check_root(spec.root)
 
     def _plan(self, spec: SandboxSpec, bwrap: str, is_writable: bool, sandbox_id: str) -> Plan:
+        if spec.root != "host":
+            spec = evolve(spec, root=tree_of(spec.root, self._trees))
         guest = guest_interpreter(self._interpreter, spec.root)
         reach = loopback_addresses(spec.reach)
         limits = limits_of(spec)

@@ -8,6 +8,12 @@ from collections.abc import Mapping
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
+def default_cache_dir() -> str:
+    """Return ``inspan`` in the user's cache folder."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(home, "inspan")
+
+
 def command_environment(*, home: str, extra: Mapping[str, str]) -> dict[bytes, bytes]:
     """Return the variables that every command gets.
 

@@ -28,7 +28,7 @@ from inspan_runtime.providers.docker.images import Image, Images
 from inspan_runtime.providers.docker.plain_sandbox import PlainSandbox, remove_arguments, remove_container
 from inspan_runtime.providers.docker.portable import portable_interpreter
 from inspan_runtime.providers.docker.run_command import RunPlan, run_arguments
-from inspan_runtime.providers.environment import command_environment
+from inspan_runtime.providers.environment import command_environment, default_cache_dir
 from inspan_runtime.providers.interpreter import own_interpreter
 from inspan_runtime.providers.kept_sandbox import stop_kept
 from inspan_runtime.providers.kept_sandboxes import KeeperRefused, KeptSandboxes, Plan
@@ -95,7 +95,7 @@ class DockerProvider:
         needs_agent = options.get("agent") == "always"
         self.capabilities = CAPABILITIES | ({"usage"} if needs_agent else set())
         runtime_dir = Path(options.get("runtime_dir") or state_folder.default_runtime_dir()).absolute()
-        self._cache_dir = Path(options.get("cache_dir") or _default_cache_dir()).absolute()
+        self._cache_dir = Path(options.get("cache_dir") or f"{default_cache_dir()}/interpreters").absolute()
         self._interpreter = own_interpreter()
         self._kept = KeptSandboxes(NAME, runtime_dir, self._interpreter, self._end_stray)
         self._found_engine: Engine | None = None
@@ -288,11 +288,6 @@ class DockerProvider:
             meant = explained(run.stderr.decode("utf-8", "replace"), what=sandbox_id)
             if not isinstance(meant, SandboxGone):
                 raise meant
-
-
-def _default_cache_dir() -> str:
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(home, "inspan", "interpreters")
 
 
 def _checked(descriptor: Descriptor) -> dict[str, Any]:
