@@ -78,9 +78,8 @@ def test_who_dies_and_who_lives(supervised, kit, harness, ending, return_code, d
     assert supervised.reported("killed") >= {pids[name] for name in EVERYBODY - survivors}
     if drain == "seed" and ending != "natural":
         assert supervised.reported("preserved") == {pids[name] for name in ADOPTED}
-    direct = survivors - {"grandchild"}  # It lives below the family, which is reported.
     named = supervised.reported("preserved") | supervised.reported("unfinished")
-    assert named == {pids[name] for name in direct}
+    assert named == {pids[name] for name in survivors}
 
 
 @pytest.fixture

@@ -134,7 +134,10 @@ def test_the_harness_gets_the_commands_environment_and_nothing_of_the_launchers(
     supervised.launch(env={"CANARY": "server-secret", "PATH": os.environ["PATH"]})
     assert supervised.receipt()["return_code"] == 0
     seen = (supervised.dir / "output.log").read_bytes().split(b"\0")
-    assert sorted(seen) == sorted([b"", b"PATH=/usr/bin:/bin", b"ODD=\xc3\xa4\n=\xff", b"EMPTY="])
+    [mark] = [item for item in seen if item.startswith(b"INSPAN_RUN=")]
+    assert len(mark) == len("INSPAN_RUN=") + 32
+    given = [b"", b"PATH=/usr/bin:/bin", b"ODD=\xc3\xa4\n=\xff", b"EMPTY=", mark]
+    assert sorted(seen) == sorted(given)
 
 
 def test_the_supervisors_own_environment_is_blank_to_others(supervised):

@@ -1,6 +1,7 @@
 """Moments that a race hits once in a thousand runs, held still: something happens between two steps."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -105,14 +106,42 @@ def test_a_pid_that_was_given_to_another_process_is_not_killed(
     kit.eventually(lambda: not kit.lives(stranger.pid), "the right one dies")
 
 
-def test_an_adopted_pid_that_is_reaped_is_spared_no_more(supervisor):
+def test_a_pid_that_a_service_had_before_spares_nobody(supervisor):
+    """The record holds pids with start times: who gets the pid of a dead service is no service."""
+    run = supervisor["Run"]("/nowhere", {"drain": "seed"})
+    run.drains, run.leader = True, 1 << 30
+    child = subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(60)"])
+    identity = supervisor["look_up"](child.pid).identity
+    run.spared = {identity}
+    assert run.strike([supervisor["look_up"](child.pid)]) == 0
+    assert child.poll() is None
+    run.spared = {(child.pid, identity[1] - 1)}
+    assert run.strike([supervisor["look_up"](child.pid)]) == 1
+    assert child.wait(20) == -9
+
+
+def test_a_look_during_which_the_harness_ended_makes_no_services(supervisor):
+    """Its last tools become our children in that moment, and must not pass for adopted before the end."""
     run = supervisor["Run"]("/nowhere", {})
-    child = subprocess.Popen([sys.executable, "-I", "-S", "-c", ""])
-    run.spared = {(child.pid, 1), (1, 1)}
-    while (child.pid, 1) in run.spared:
-        run.reap_all()
-    assert run.spared == {(1, 1)}
-    child.returncode = 0  # It was reaped behind Popen's back.
+    harness = subprocess.Popen(["sleep", "60"])
+    tool = subprocess.Popen(["sleep", "60"])  # Ours from the start, as one that was just adopted.
+    run.leader = harness.pid
+    run.note_adopted(1.0)
+    assert {pid for pid, _ in run.adopted} == {tool.pid}
+    run.adopted = {}
+    pids = run.child_pids
+
+    def harness_ends_meanwhile():
+        harness.kill()
+        os.waitid(os.P_PID, harness.pid, os.WEXITED | os.WNOWAIT)
+        return pids()
+
+    run.child_pids = harness_ends_meanwhile
+    run.note_adopted(2.0)
+    assert run.adopted == {}
+    for process in (harness, tool):
+        process.kill()
+        process.wait(20)
 
 
 def test_what_is_not_known_stays_unknown_when_children_are_reaped(supervisor):

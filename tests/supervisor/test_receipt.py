@@ -122,7 +122,8 @@ def test_nothing_but_the_contracts_files_is_left_and_only_their_owner_reads_them
     names = ["launch.claim", "supervisor.pid", "output.log", "processes.json", "cleanup.json"]
     assert left == dict.fromkeys(names, 0o600)
     assert (supervised.dir / "supervisor.pid").read_text() == f"{supervised.processes[-1].pid}\n"
-    assert supervised.report() == {"killed": [], "preserved": [], "unfinished": []}
+    dropped = {"killed": 0, "preserved": 0, "unfinished": 0}
+    assert supervised.report() == {"killed": [], "preserved": [], "unfinished": [], "dropped": dropped}
 
 
 def test_a_report_entry_says_who_the_process_was_and_nothing_of_its_arguments(supervised, kit):
@@ -142,7 +143,7 @@ def test_a_report_entry_says_who_the_process_was_and_nothing_of_its_arguments(su
     assert entry.pop("name") in ('odd) \u00e4"name', "setsid")
     assert entry == {
         "pid": pid, "start_ticks": start, "parent": supervisor.pid, "group": pid, "session": pid,
-        "reason": "adopted"}  # fmt: skip
+        "ports": [], "reason": "adopted"}  # fmt: skip
     assert "1000.5" not in (supervised.dir / "processes.json").read_text()
 
 
@@ -159,6 +160,8 @@ def test_the_report_is_bounded(supervised, kit):
     supervised.stop()
     assert supervised.receipt()["cleanup_confirmed"]
     assert len(supervised.report()["killed"]) == 256
+    assert supervised.report()["dropped"]["killed"] >= 300 - 256
+    assert (supervised.dir / "processes.json").stat().st_size < 128 * 1024
     assert supervised.living() == set()
 
 

@@ -1,6 +1,6 @@
 """Starts one harness inside a sandbox, stops it, and proves that it stopped.
 
-Run as ``python3 -I -S process_supervisor.py SESSION_DIR``. Everything goes through files in SESSION_DIR:
+Run as ``python3 -I -S process_supervisor.py SESSION_DIR`` (3.8 or later). The rest goes through files there:
 
     command.json    in   what to run (see `check_command`); read, then deleted
     stop.request    in   anything by this name: stop now; before a launch: never launch
@@ -14,15 +14,11 @@ The story: hide, check the command, claim, launch, watch, and then one of two en
 - The harness ended by itself: kill its process group; what detached itself is left alone.
 - Deadline or stop request: record the children adopted before the first signal (services), then SIGTERM,
   grace and SIGKILL to the group, and kill every other child, as they come, until none is left.
-With ``"drain": "all"`` nothing outside the group is spared in either ending.
+With ``"drain": "all"`` nobody is spared in either ending, nor who carries the run's mark elsewhere.
 
-Three kernel facts carry the proof. Descendants never leave the subtree of a subreaper. A pid is not given
-away before its parent has waited for it, and only we wait for our children. A dead child becomes waitable
-in the same instant in which we adopt its children: a look at the process table during which no child became
-waitable has missed nobody. What cannot be read is never taken as proof.
-
-Standard library of CPython 3.8 or later, Linux. `_signal`, `_json` and `_ctypes` instead of their public
-wrappers, which would take a seventh of the memory for what is not used here.
+The kernel gives the proof: descendants never leave a subreaper's subtree, a pid is a process's own until its
+parent has waited for it, and a dead child is waitable in the same instant in which we adopt its children: a
+look at the process table during which none became waitable has missed nobody.
 """
 
 from __future__ import annotations
@@ -34,6 +30,7 @@ import os
 import sys
 import time
 from _json import encode_basestring_ascii, make_scanner
+from itertools import islice
 
 TYPE_CHECKING = False  # Importing typing would cost more memory than all the rest.
 if TYPE_CHECKING:
@@ -41,29 +38,24 @@ if TYPE_CHECKING:
 
 NAME = b"~~"  # No letter or digit: no word that a task's pkill or killall looks for is in it.
 COMMAND_LIMIT_BYTES = 4 * 1024 * 1024
-OUTPUT_LIMIT_BYTES = 64 * 1024 * 1024
-OUTPUT_TAIL_BYTES = 256 * 1024
-REPORT_LIMIT = 256
+OUTPUT_LIMIT_BYTES, OUTPUT_TAIL_BYTES = 64 * 1024 * 1024, 256 * 1024
+REPORT_LIMIT, COUNT_LIMIT = 256, 4096  # Of each kind: how many are listed, and how many more are counted.
+PORTS_BUDGET_S, FD_LIMIT = 0.02, 512  # Looking for ports: in all, and in one process.
+MARK = "INSPAN_RUN"  # In the harness's environment, with a random value: who carries it comes from there.
 RECEIPT_BYTES = 4096  # Reserved on disk before the launch, so that a full disk does not cost the receipt.
-TICK_S = 1.0  # Housekeeping; nothing urgent waits for it.
-BLIND_TICK_S = 0.02  # How stop.request is noticed where the kernel does not tell.
-PAUSE_S = 0.005  # Between two looks while something dies that is not our child.
-SWATS = 100  # How many times we strike at a relay of forks before the next whole look.
+TICK_S, BLIND_TICK_S = 1.0, 0.02  # Housekeeping; looking for stop.request where the kernel does not tell.
+PAUSE_S, SWATS = 0.005, 100  # Between two whole looks: time for dying, and blows at a relay of forks.
 REFUSED = 125  # Our own failures, as env, timeout and docker have it; 126 and 127: argv could not be run.
 GONE = (ProcessLookupError, PermissionError)  # Not signalled: the next look tells whether it lives.
 WAKING = (signal.SIGCHLD, signal.SIGIO)  # A child changed; a file appeared in the directory.
 PEEK = os.WEXITED | os.WNOHANG | os.WNOWAIT  # See whether there is a dead child, and leave it standing.
-DRAFT = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 15, 36
 
 
-class Refused(Exception):
-    """Nothing was launched, and this launch never will be."""
+class Refused(Exception): ...  # Nothing was launched, and this launch never will be.
 
 
-class Unreadable(Exception):
-    """The process table, or a part of it, cannot be read."""
+class Unreadable(Exception): ...  # The process table, or a part of it, cannot be read.
 
 
 def attempt(tolerated: Any, function: Any, *arguments: Any) -> Any:
@@ -76,13 +68,13 @@ def attempt(tolerated: Any, function: Any, *arguments: Any) -> Any:
 
 def call_libc(function: str, *arguments: object) -> int:
     """Raises OSError when the C library has no such function."""
-    address = _ctypes.dlsym(_ctypes.dlopen(None, 0), function)  # type: ignore[arg-type]
-    return _ctypes.call_function(address, arguments)  # type: ignore[no-any-return]
+    library = _ctypes.dlopen(None, 0)  # type: ignore[arg-type]
+    return _ctypes.call_function(_ctypes.dlsym(library, function), arguments)  # type: ignore[no-any-return]
 
 
 def hide() -> None:
     """Take the neutral name, and put it over the command line and the environment that /proc shows."""
-    call_libc("prctl", PR_SET_NAME, NAME, 0, 0, 0)
+    call_libc("prctl", 15, NAME, 0, 0, 0)  # PR_SET_NAME
     with open("/proc/self/stat", "rb") as stat, open("/proc/self/mem", "r+b", buffering=0) as memory:
         fields = stat.read().rpartition(b")")[2].split()
         start, end = int(fields[45]), int(fields[48])  # arg_start, env_end: one piece of the stack
@@ -102,26 +94,24 @@ def sleep(seconds: float) -> None:
     signal.sigtimedwait(WAKING, max(0.0, seconds))
 
 
-class JsonRules:
-    strict, object_hook, object_pairs_hook, memo = True, None, None, {}  # type: ignore[var-annotated]
-    parse_int, parse_float, parse_constant = int, float, float
+def read_file(path: str | int, limit_bytes: int = 1024 * 1024) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(limit_bytes)
 
 
 def read_command(path: str) -> dict[str, Any]:
     """Raises Refused when it is missing, too large, no regular file, or does not fit."""
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-            data = file.read(COMMAND_LIMIT_BYTES + 1)
+        data = read_file(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), COMMAND_LIMIT_BYTES + 1)
         if len(data) > COMMAND_LIMIT_BYTES:
             raise ValueError(f"longer than {COMMAND_LIMIT_BYTES} bytes")
         text = data.decode("utf-8").strip(" \t\r\n")
-        try:
-            command, end = make_scanner(JsonRules)(text, 0)  # type: ignore[arg-type]
-        except (StopIteration, SystemError):  # 3.11 cannot make its own error without json loaded.
-            end = -1
-        if end != len(text):
+        rules: Any = type("", (), {"strict": True, "memo": {}, "object_hook": None, "object_pairs_hook": None,
+                          "parse_int": int, "parse_float": float, "parse_constant": float})  # fmt: skip
+        found = attempt((StopIteration, SystemError), make_scanner(rules), text, 0)  # 3.11: SystemError.
+        if found is None or found[1] != len(text):
             raise ValueError("not JSON")
-        return check_command(command)
+        return check_command(found[0])
     except (OSError, ValueError, RecursionError) as error:
         raise Refused(f"{path}: {error}") from None
 
@@ -131,11 +121,10 @@ def check_command(command: object) -> dict[str, Any]:
     if not isinstance(command, dict):
         raise ValueError("expected an object")
     command = dict({"grace_s": None, "drain": "seed", "cwd": None}, **command)
-    unknown, missing = sorted(set(command) - set(CHECKS)), sorted(set(CHECKS) - set(command))
-    if unknown or missing:
-        raise ValueError(f"unknown keys {unknown}, missing keys {missing}")
+    if set(command) != set(CHECKS):
+        raise ValueError(f"expected the keys {sorted(CHECKS)}, found {sorted(command)}")
     for key, (fits, expected) in CHECKS.items():
-        if not fits(command[key]):  # type: ignore[no-untyped-call]
+        if not attempt(ValueError, fits, command[key]):
             raise ValueError(f"{key}: expected {expected}")
     if command["grace_s"] is None:
         command["grace_s"] = min(2.0, command["cleanup_timeout_s"] / 2)
@@ -144,30 +133,23 @@ def check_command(command: object) -> dict[str, Any]:
     return command
 
 
-def is_text(value: object) -> bool:
-    try:
-        return isinstance(value, str) and b"\0" not in encode(value)
-    except UnicodeEncodeError:
-        return False  # A lone surrogate: no bytes correspond to it.
-
-
-def is_seconds(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1e9
-
-
 def encode(text: str) -> bytes:
+    """Raises UnicodeEncodeError, a ValueError, for a lone surrogate: no bytes correspond to it."""
     return text.encode("utf-8", "surrogateescape")
+
+
+def is_text(value: object) -> bool:
+    return isinstance(value, str) and b"\0" not in encode(value)
 
 
 CHECKS = {
     "argv": (lambda v: isinstance(v, list) and v != [] and all(map(is_text, v)) and v[0] != "",
              "a list of strings without NUL that begins with a program"),
     "env": (lambda v: isinstance(v, dict) and all(map(is_text, [*v, *v.values()]))
-            and not any(key == "" or "=" in key for key in v),
-            "an object of names of variables and strings without NUL"),
-    "timeout_s": (lambda v: is_seconds(v) and v > 0, "seconds above 0"),
-    "cleanup_timeout_s": (lambda v: is_seconds(v) and v > 0, "seconds above 0"),
-    "grace_s": (lambda v: v is None or is_seconds(v), "seconds from 0 on"),
+            and "" not in v and "=" not in "".join(v), "an object of variables, strings without NUL"),
+    "timeout_s": (lambda v: type(v) in (int, float) and 0 < v <= 1e9, "seconds above 0"),
+    "cleanup_timeout_s": (lambda v: type(v) in (int, float) and 0 < v <= 1e9, "seconds above 0"),
+    "grace_s": (lambda v: v is None or (type(v) in (int, float) and 0 <= v <= 1e9), "seconds from 0 on"),
     "drain": (lambda v: v in ("seed", "all"), "'seed' or 'all'"),
     "cwd": (lambda v: v is None or (is_text(v) and v.startswith("/")), "an absolute path"),
 }  # fmt: skip
@@ -179,8 +161,7 @@ class Process:
     def __init__(self, pid: int, stat: bytes) -> None:
         head, _, tail = stat.rpartition(b")")
         fields = tail.split()
-        self.pid = pid
-        self.name = head.partition(b"(")[2]
+        self.pid, self.name = pid, head.partition(b"(")[2]
         self.lives = fields[0] not in (b"Z", b"X", b"x")
         self.parent, self.group, self.session = int(fields[1]), int(fields[2]), int(fields[3])
         self.identity = (pid, int(fields[19]))
@@ -188,8 +169,7 @@ class Process:
 
 def look_up(pid: int) -> Process | None:
     try:
-        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
-            return Process(pid, file.read(4096))
+        return Process(pid, read_file(f"/proc/{pid}/stat"))
     except (FileNotFoundError, ProcessLookupError):
         return None
     except (OSError, ValueError, IndexError) as error:
@@ -201,8 +181,34 @@ def look() -> list[Process]:
     names = attempt(OSError, os.listdir, "/proc") or []
     if "1" not in names or attempt(OSError, os.readlink, "/proc/self") != str(os.getpid()):
         raise Unreadable("/proc is missing, of another pid namespace, or hides the processes of others")
-    found = map(look_up, [int(name) for name in names if name.isdigit()])
-    return [process for process in found if process is not None]
+    return [*filter(None, map(look_up, [int(name) for name in names if name.isdigit()]))]
+
+
+def below(table: list[Process], roots: list[Process]) -> list[Process]:
+    """The roots and all their descendants."""
+    children = {}  # type: dict[int, list[Process]]
+    for process in table:
+        children.setdefault(process.parent, []).append(process)
+    found = list(roots)
+    for process in found:  # It grows on the way.
+        found += children.get(process.pid, [])
+    return found
+
+
+def listening_ports(pid: int) -> list[int] | None:
+    """The TCP ports where it listens; None when unknown. Listeners stand first in /proc/PID/net/tcp."""
+    try:
+        with os.scandir(f"/proc/{pid}/fd") as fds:
+            held = {attempt(OSError, os.readlink, fd.path) for fd in islice(fds, FD_LIMIT)}
+        rows = []  # type: list[bytes]
+        if any(str(name).startswith("socket:") for name in held):
+            rows += read_file(f"/proc/{pid}/net/tcp").splitlines()
+            rows += (attempt(OSError, read_file, f"/proc/{pid}/net/tcp6") or b"").splitlines()
+    except OSError:
+        return None
+    sockets = [row for row in map(bytes.split, rows) if len(row) > 9 and row[3] == b"0A"]
+    ports = {int(row[1][-4:], 16) for row in sockets if f"socket:[{row[9].decode()}]" in held}
+    return sorted(ports) if held else None  # A process without any file is a dead one.
 
 
 def kill(process: Process) -> None:
@@ -223,23 +229,24 @@ class Run:
     """The harness, from its launch to its receipt."""
 
     def __init__(self, directory: str, command: dict[str, Any]) -> None:
-        self.directory = directory
-        self.command = command
-        self.me = os.getpid()
-        self.pid_line = b"%d\n" % self.me
+        self.directory, self.command, self.me = directory, command, os.getpid()
         self.marks = (f"{directory}/launch.claim", f"{directory}/supervisor.pid")
         self.leader = 0  # The harness: leader of its own session and process group.
         self.code = None  # type: int | None  # Its exit code, or minus the signal that killed it.
         self.error = None  # type: str | None
         self.timed_out = False
-        self.output = self.notice = os.open(os.devnull, os.O_RDWR)
-        self.adopted = set()  # type: set[tuple[int, int]]
+        self.output, self.notice, self.lock = (os.open(os.devnull, os.O_RDWR) for _ in range(3))
+        self.mark = os.urandom(16).hex()
+        self.adopted = {}  # type: dict[tuple[int, int], float]  # When a child was first seen.
+        self.busy = set()  # type: set[int]  # The sessions of the tools that ran when the stop came.
         self.drains = False  # Whether children outside the group are killed as well, but for these:
         self.spared = None  # type: Any  # A set of identities; None: not known.
         self.report = {"killed": {}, "preserved": {}, "unfinished": {}}  # type: dict[str, dict[object, object]]
+        self.ports_left_s = PORTS_BUDGET_S
 
     def launch(self, origin: str) -> None:
         """Fork the harness and wait until its process group exists, so that every later signal reaches it."""
+        self.tick_s = TICK_S if attempt(OSError, self.settle) else BLIND_TICK_S
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
         self.output = os.open(f"{self.directory}/output.log", flags, 0o600)
         for fd, target in ((os.open(os.devnull, os.O_RDONLY), 0), (self.output, 1), (self.output, 2)):
@@ -261,7 +268,7 @@ class Run:
             attempt(OSError, write, "/proc/self/oom_score_adj", os.O_WRONLY, b"500")
             os.chdir(self.command["cwd"] or origin)
             argv = [encode(item) for item in self.command["argv"]]
-            env = {encode(key): encode(value) for key, value in self.command["env"].items()}
+            env = {encode(k): encode(v) for k, v in {**self.command["env"], MARK: self.mark}.items()}
             code = 127
             os.execvpe(argv[0], argv, env)
         except BaseException as error:
@@ -275,56 +282,48 @@ class Run:
         """Wait for the first of "exit", "stop", "deadline". Adopted orphans are reaped on the way."""
         attempt(OSError, call_libc, "malloc_trim", 0)  # Compiling this file took more than keeping it.
         deadline = time.monotonic() + self.command["timeout_s"]
-        tick_s = TICK_S if attempt(OSError, self.listen) else BLIND_TICK_S
         housekeeping_at = 0.0
         while True:
             if self.reap_others():
                 return "exit"
             if os.path.lexists(f"{self.directory}/stop.request"):
                 return "stop"
-            if not all(map(os.path.lexists, self.marks)):
-                attempt(OSError, self.claim_again)
+            whole = all(map(os.path.lexists, self.marks)) or attempt(OSError, self.settle)
             now = time.monotonic()
             if now >= deadline:
                 self.timed_out = True
                 return "deadline"
             if now >= housekeeping_at:
-                self.note_adopted()
+                self.note_adopted(now)
                 attempt(OSError, self.bound_output)
                 housekeeping_at = now + TICK_S
-            sleep(min(tick_s, deadline - now, housekeeping_at - now))
+            sleep(min(self.tick_s if whole else BLIND_TICK_S, deadline - now, housekeeping_at - now))
 
-    def listen(self) -> bool:
-        """Have the kernel send SIGIO when a file comes into the directory or leaves it."""
-        os.close(self.notice)
-        self.notice = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
-        events = fcntl.DN_CREATE | fcntl.DN_DELETE | fcntl.DN_RENAME | fcntl.DN_MULTISHOT
-        fcntl.fcntl(self.notice, fcntl.F_NOTIFY, events)
-        return True
-
-    def claim_again(self) -> None:
-        """A tool has deleted our files; without a claim, a stop would conclude that nothing was launched."""
+    def settle(self) -> bool:
+        """Make our files, which a tool may have deleted, again; lock one until our end; hear of new ones."""
         restore(self.directory)
-        for path in self.marks:
-            attempt(OSError, write, path, NEW_FILE, self.pid_line)
-        self.listen()
+        reopen(self.notice, self.directory, os.O_RDONLY | os.O_DIRECTORY)
+        events = fcntl.DN_CREATE | fcntl.DN_DELETE | fcntl.DN_RENAME | fcntl.DN_MULTISHOT
+        heard = attempt(OSError, fcntl.fcntl, self.notice, fcntl.F_NOTIFY, events) is not None
+        for path in self.marks:  # Without a claim, a stop would conclude that nothing was launched.
+            attempt(OSError, write, path, NEW_FILE, b"%d\n" % self.me)
+        reopen(self.lock, self.marks[1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        attempt(OSError, fcntl.flock, self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return heard
 
     def reap_others(self) -> bool:
         """Reap all dead children but the harness, whose unreaped pid keeps its group ours. Is it dead?"""
-        while True:
-            found = os.waitid(os.P_ALL, 0, PEEK)
-            if found is None or found.si_pid == self.leader:
-                return found is not None
+        while (found := os.waitid(os.P_ALL, 0, PEEK)) and found.si_pid != self.leader:
             os.waitpid(found.si_pid, 0)
+        return found is not None
 
-    def note_adopted(self) -> None:
+    def note_adopted(self, now: float) -> None:
         """Remember who is adopted while the harness runs: at its own exit these are the known services."""
-        try:
-            pids = attempt(OSError, self.child_pids)
-            found = look() if pids is None else [p for p in map(look_up, pids) if p]
-            self.adopted = {child.identity for child in self.children(found)}
-        except Unreadable:
-            pass
+        pids = attempt(OSError, self.child_pids)
+        found = attempt(Unreadable, lambda: look() if pids is None else [*filter(None, map(look_up, pids))])
+        if found is not None and os.waitid(os.P_PID, self.leader, PEEK) is None:  # It lived all the while.
+            known = {child.identity for child in self.children(found)}
+            self.adopted = {identity: self.adopted.get(identity, now) for identity in known}
 
     def bound_output(self) -> None:
         """Keep only the tail of a log that grew too long; its writers append, so they need not know."""
@@ -336,19 +335,21 @@ class Run:
 
     def end(self, ending: str) -> bool:
         """Stop what must not live on. Returns whether that was proven within the clean-up budget."""
-        now = time.monotonic()
-        budget_ends = now + self.command["cleanup_timeout_s"]
+        self.ended_at = time.monotonic()
+        budget_ends = self.ended_at + self.command["cleanup_timeout_s"]
+        alone = ending == "exit" and attempt(OSError, self.child_pids) == [self.leader]  # It left nobody.
+        table = [] if alone else attempt(Unreadable, look) or []
+        for process in table:
+            if process.group == self.leader and process.pid != self.leader and process.lives:
+                self.note("killed", process, "group")
         if ending != "exit":
             self.drains = True
-            table = attempt(Unreadable, look) or []
-            members = [p for p in table if p.group == self.leader and p.lives and p.pid != self.leader]
-            if self.command["drain"] == "seed" and table:
+            self.busy = {p.session for p in below(table, [p for p in table if p.pid == self.leader])}
+            if table:
                 self.spared = {p.identity for p in self.children(table) if p.group != self.leader}
             attempt(GONE, os.killpg, self.leader, signal.SIGTERM)
             attempt(GONE, os.killpg, self.leader, signal.SIGCONT)  # Who is stopped cannot act on SIGTERM.
-            self.await_group(now + self.command["grace_s"])
-            for process in members:
-                self.note("killed", process, "group")
+            self.await_group(self.ended_at + self.command["grace_s"])
         attempt(GONE, os.killpg, self.leader, signal.SIGKILL)
         while os.waitid(os.P_PID, self.leader, PEEK) is None:
             if time.monotonic() >= budget_ends:
@@ -363,137 +364,141 @@ class Run:
 
     def await_group(self, grace_ends: float) -> None:
         """Until nobody in the group lives, at most until `grace_ends`."""
-        while time.monotonic() < grace_ends:
-            if os.waitid(os.P_PID, self.leader, PEEK) is None:
-                sleep(grace_ends - time.monotonic())  # Its death wakes us.
-            elif any(p.group == self.leader and p.lives for p in attempt(Unreadable, look) or []):
-                sleep(min(PAUSE_S, grace_ends - time.monotonic()))
-            else:
+        while (left_s := grace_ends - time.monotonic()) > 0:
+            dead = os.waitid(os.P_PID, self.leader, PEEK) is not None
+            if dead and not any(p.group == self.leader and p.lives for p in attempt(Unreadable, look) or []):
                 return
+            sleep(min(left_s, PAUSE_S) if dead else left_s)  # Its death wakes us.
 
     def drain(self, budget_ends: float) -> bool:
         """Kill the group's rest, and when draining all that is not spared, until a look proves it gone."""
-        while self.group_exists() or self.has_children():  # Neither: nobody is left, by the kernel's word.
+        while True:
+            group = attempt(ProcessLookupError, self.touch_group)
+            alone = not group and not attempt(ChildProcessError, lambda: os.waitid(os.P_ALL, 0, PEEK) or True)
+            if alone and self.command["drain"] == "seed":
+                return True  # By the kernel's own word.
             try:
                 if self.drains and self.spared is None:
                     raise Unreadable("/proc could not be read when the stop came")
                 table = look()
-                for process in table:
-                    if process.group == self.leader:
-                        self.note("killed", process, "group")
-                targets = self.targets(table)
-                for process in targets:
-                    kill(process)
-                    self.note("killed", process, "adopted")
-                if not targets and not (self.drains and self.reap_all()):
+                struck = self.strike(table)
+                if not struck and not (self.drains and self.reap_all()):
                     self.note_survivors(table)
                     return True
-                problem = f"{len(targets)} processes that must be dead still live"
+                problem = f"{struck} processes that must be dead still live"
                 self.swat()
             except Unreadable as error:
                 problem = f"process state is unreadable: {error}"
-                if not self.drains and not self.group_exists():
+                if alone or (not self.drains and not group):
                     return True
             if time.monotonic() >= budget_ends:
                 self.error = problem
                 return False
             sleep(PAUSE_S)
             self.reap_all()
-        return True
 
-    def targets(self, table: list[Process]) -> list[Process]:
-        """Whoever of the group lives; when draining, also all below a child that is not spared."""
-        wanted = {p.pid: p for p in table if p.group == self.leader}
+    def touch_group(self) -> bool:
+        """Raises ProcessLookupError where there is no such group."""
+        return attempt(PermissionError, os.killpg, self.leader, 0) or True
+
+    def strike(self, table: list[Process]) -> int:
+        """Kill the group; when draining, also all below a child not spared. Returns how many lived."""
+        thorough = self.command["drain"] == "all"
+        found = {p.pid: (p, "marked") for p in table if thorough and self.is_marked(p)}
         if self.drains:
-            below = {}  # type: dict[int, list[Process]]
-            for process in table:
-                below.setdefault(process.parent, []).append(process)
-            front = [p for p in below.get(self.me, []) if p.identity not in self.spared]
-            while front:
-                process = front.pop()
-                wanted[process.pid] = process
-                front += below.get(process.pid, [])
-        return [process for process in wanted.values() if process.lives]
+            ours = [p for p in table if p.parent == self.me and p.identity not in self.spared]
+            found.update({p.pid: (p, "adopted") for p in below(table, ours)})
+        found.update({p.pid: (p, "group") for p in table if p.group == self.leader})
+        for process, reason in found.values():
+            self.note("killed", process, reason)
+            if process.lives:
+                kill(process)
+        return sum(process.lives for process, _ in found.values())
+
+    def is_marked(self, process: Process) -> bool:
+        """Whether its environment comes from the harness, on whatever way. It is compared, never told."""
+        environment = attempt(OSError, read_file, f"/proc/{process.pid}/environ") or b""
+        return encode(f"{MARK}={self.mark}") in environment.split(b"\0")
 
     def swat(self) -> None:
         """Kill new children as they come: a relay of forks is elsewhere before a whole look is over."""
+        spared = {pid for pid, _ in self.spared or ()}
         for _ in range(SWATS if self.drains else 0):
-            spared = {pid for pid, _ in self.spared}
             found = [pid for pid in attempt(OSError, self.child_pids) or [] if pid not in spared]
-            if not found:
-                return
             for pid in found:
                 attempt(GONE, os.kill, pid, signal.SIGKILL)
             for process in filter(None, map(look_up, found)):
                 self.note("killed", process, "adopted")
-            self.reap_all()
-
-    def group_exists(self) -> bool:
-        try:
-            attempt(PermissionError, os.killpg, self.leader, 0)
-        except ProcessLookupError:
-            return False
-        return True
-
-    def has_children(self) -> bool:
-        return attempt(ChildProcessError, lambda: os.waitid(os.P_ALL, 0, PEEK) or True) is not None
+            if not self.reap_all() and not found:
+                return
 
     def reap_all(self) -> bool:
         """Reap every dead child (the harness was reaped before). Returns whether there was any."""
-        reaped = set()  # type: set[int]
-        while True:
-            pid, _ = attempt(ChildProcessError, os.waitpid, -1, os.WNOHANG) or (0, 0)
-            if not pid:
-                self.spared = self.spared and {known for known in self.spared if known[0] not in reaped}
-                return bool(reaped)
-            reaped.add(pid)
+        return [*iter(lambda: (attempt(ChildProcessError, os.waitpid, -1, os.WNOHANG) or (0,))[0], 0)] != []
 
     def child_pids(self) -> list[int]:
         """Raises OSError where the kernel does not have this file."""
-        with open(f"/proc/self/task/{self.me}/children", "rb", buffering=0) as file:
-            return [int(pid) for pid in file.read().split()]
+        return [int(pid) for pid in read_file(f"/proc/self/task/{self.me}/children").split()]
 
     def children(self, table: list[Process]) -> list[Process]:
         return [p for p in table if p.parent == self.me and p.pid != self.leader and p.lives]
 
     def note_survivors(self, table: list[Process]) -> None:
-        for process in self.children(table):
-            if self.drains or process.identity in self.adopted:
-                self.note("preserved", process, "adopted before the end")
-            else:
-                self.note("unfinished", process, "below the harness at its exit")
+        """Tell apart who lives on: by when it was adopted and from whom, and who merely hangs below one."""
+        for child in self.children(table):
+            kind, reason = "preserved", "adopted before the end"
+            if child.identity not in self.adopted and not self.drains:
+                kind, reason = "unfinished", "below the harness at its exit"
+            elif child.session in self.busy - {self.leader}:
+                reason = "adopted from a tool that was still running"
+            elif self.ended_at - self.adopted.get(child.identity, self.ended_at) < TICK_S:
+                reason = "adopted just before the end"
+            for process in filter(lambda p: p.lives, below(table, [child])):
+                self.note(kind, process, reason if process is child else f"below {child.pid}")
 
     def note(self, kind: str, process: Process, reason: str) -> None:
         entries = self.report[kind]
-        if len(entries) < REPORT_LIMIT and process.identity not in entries:
+        if process.identity in entries or len(entries) >= COUNT_LIMIT:
+            return
+        entries[process.identity] = None
+        if len(entries) <= REPORT_LIMIT:
+            began = time.monotonic()
+            ports = listening_ports(process.pid) if process.lives and self.ports_left_s > 0 else None
+            self.ports_left_s -= time.monotonic() - began
             entries[process.identity] = {
                 "pid": process.pid, "start_ticks": process.identity[1], "parent": process.parent,
                 "group": process.group, "session": process.session,
-                "name": process.name.decode("utf-8", "replace"), "reason": reason}  # fmt: skip
+                "name": process.name.decode(errors="replace"), "ports": ports, "reason": reason}  # fmt: skip
 
     def conclude(self, confirmed: bool) -> int:
         """Write the report, then the receipt (or raise OSError: there is none); returns our exit code."""
         attempt(OSError, self.bound_output)
         try:
-            report = {kind: list(entries.values()) for kind, entries in self.report.items()}
-            put(self.directory, "processes.json", report)
+            report = {kind: [*filter(None, found.values())] for kind, found in self.report.items()}
+            dropped = {kind: len(self.report[kind]) - len(listed) for kind, listed in report.items()}
+            put(self.directory, "processes.json", dict(report, dropped=dropped))
         except OSError as error:
             complain(f"processes.json: {error}")  # It may never cost the receipt.
         receipt = {"cleanup_confirmed": confirmed, "return_code": self.code, "error": self.error,
                    "timed_out": self.timed_out}  # fmt: skip
         put(self.directory, "cleanup.json", receipt)
-        fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
-        os.fsync(fd)  # Both names, durably.
-        os.close(fd)
-        if self.code is None or not confirmed:
-            return REFUSED
-        return self.code if self.code >= 0 else 128 - self.code
+        reopen(self.notice, self.directory, os.O_RDONLY | os.O_DIRECTORY)
+        os.fsync(self.notice)  # Both names, durably.
+        os.close(self.lock)  # Whoever waits may look.
+        code = self.code if confirmed and self.code is not None else REFUSED
+        return code if code >= 0 else 128 - code
 
 
 def restore(directory: str) -> None:
     """Make the directory again that a tool has deleted; one that was retired stays away."""
     if not os.path.isdir(directory) and not os.path.lexists(directory + ".retired"):
         os.makedirs(directory, 0o700)
+
+
+def reopen(fd: int, path: str, flags: int) -> None:
+    opened = os.open(path, flags)
+    os.dup2(opened, fd, False)
+    os.close(opened)
 
 
 def write(path: str, flags: int, data: bytes, durably: bool = False) -> None:
@@ -506,10 +511,6 @@ def write(path: str, flags: int, data: bytes, durably: bool = False) -> None:
             os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def temporary(directory: str, name: str) -> str:
-    return f"{directory}/.{name}.{os.getpid()}"
 
 
 def to_json(value: object) -> str:
@@ -525,9 +526,9 @@ def to_json(value: object) -> str:
 def put(directory: str, name: str, value: object) -> None:
     """Make the file appear durably and whole, or not at all."""
     restore(directory)
-    draft = temporary(directory, name)
+    draft = f"{directory}/.{name}.{os.getpid()}"
     try:
-        write(draft, DRAFT, to_json(value).encode("ascii") + b"\n", durably=True)
+        write(draft, NEW_FILE & ~os.O_EXCL | os.O_NONBLOCK, b"%b\n" % to_json(value).encode(), durably=True)
         os.rename(draft, f"{directory}/{name}")
     except OSError:
         attempt(OSError, os.unlink, draft)
@@ -551,19 +552,18 @@ def supervise(directory: str, origin: str) -> int:
     if os.path.lexists(f"{directory}/launch.claim"):
         raise Refused("launch.claim: another launch holds it")
     run = Run(directory, read_command(f"{directory}/command.json"))
-    if call_libc("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        raise Refused("this kernel does not let us adopt orphans (PR_SET_CHILD_SUBREAPER)")
+    if call_libc("prctl", 36, 1, 0, 0, 0) != 0:  # PR_SET_CHILD_SUBREAPER
+        raise Refused("this kernel does not let us adopt orphans")
+    draft = f"{directory}/.cleanup.json.{run.me}"
     try:
-        write(temporary(directory, "cleanup.json"), NEW_FILE, bytes(RECEIPT_BYTES))
-        write(run.marks[0], NEW_FILE, run.pid_line)
+        write(draft, NEW_FILE, bytes(RECEIPT_BYTES))
+        write(run.marks[0], NEW_FILE, b"%d\n" % run.me)
     except OSError as error:
-        attempt(OSError, os.unlink, temporary(directory, "cleanup.json"))
+        attempt(OSError, os.unlink, draft)
         raise Refused(f"no claim on {directory}: {error}") from None
-    confirmed = False
     try:
         os.unlink(f"{directory}/command.json")
         check_fences(directory)  # Whoever plants a stop looks for the claim after it: one sees the other.
-        write(run.marks[1], NEW_FILE, run.pid_line)
         run.launch(origin)
         confirmed = run.end(run.watch())
         if confirmed:
