@@ -73,8 +73,13 @@ def unpack_grants(data: bytes) -> tuple[list[str], list[ObservationGap]]:
     return value["usable"], [ObservationGap(code=code, detail=detail) for code, detail in value["gaps"]]
 
 
+def holds_secrets(seed: SeedRequest) -> bool:
+    """Whether the seed has grants, whose headers and cookies are secrets, or a way into somebody's sandbox."""
+    return bool(seed.tool_accesses) or seed.sandbox_access is not None
+
+
 def pack_seed(seed: SeedRequest) -> bytes:
-    """The seed with its grants' headers and cookies: keep it among the secrets."""
+    """The whole seed: keep it among the secrets when it holds some."""
     return to_bytes(encode(seed))
 
 

@@ -23,7 +23,7 @@ from inspan_runtime.contents import Record, closed_body
 from inspan_runtime.driver import Observer, SessionDriver
 from inspan_runtime.harness_work import Activation, HarnessWork
 from inspan_runtime.journal import Journal, StoredSession
-from inspan_runtime.packing import pack_seed, to_bytes, unpack_seed
+from inspan_runtime.packing import holds_secrets, pack_seed, to_bytes, unpack_seed
 from inspan_runtime.perform import Performer
 from inspan_runtime.restoring import restore_room, restore_work
 from inspan_runtime.room import Room, Spawn
@@ -103,7 +103,7 @@ class SessionTable:
         """Make the record of a session that is about to be seeded."""
         name = seed.agent_session_id
         place = self._new_place(name, seed.episode_id, seed)
-        self._keep(name, "seed", pack_seed(seed), secret=True)
+        self._keep(name, "seed", pack_seed(seed), secret=holds_secrets(seed))
         return self._add(new_session(name, self._settings.session), place, seed, work)
 
     def add_unseeded(self, session_id: str, episode_id: EpisodeId) -> Record:
@@ -136,8 +136,9 @@ class SessionTable:
 
     def _restored(self, stored: StoredSession, session: Session) -> Record:
         contents, seed, work = stored.contents, None, None
-        if "seed" in stored.secrets:
-            seed = unpack_seed(stored.secrets["seed"])
+        kept_seed = stored.secrets.get("seed", contents.get("seed"))
+        if kept_seed is not None:
+            seed = unpack_seed(kept_seed)
             work = self._make_work(seed)
             restore_work(work, contents, stored.secrets)
             if "activation" in contents:

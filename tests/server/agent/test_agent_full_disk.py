@@ -1,5 +1,6 @@
 """A journal that cannot be written for a while: requests are refused meanwhile, and nothing is lost."""
 
+import itertools
 import sqlite3
 from contextlib import closing, contextmanager
 
@@ -24,10 +25,10 @@ def full(server):
     database = server.service._journal._events
     database.execute("PRAGMA max_page_count = 1")
     with pytest.raises(sqlite3.OperationalError, match="full"):
-        while True:
-            database.execute("INSERT INTO events (session, event) VALUES ('filler', '')")
+        for number in itertools.count():
+            database.execute("INSERT INTO events (session, number, event) VALUES (0, ?, '')", (number,))
     yield
-    database.execute("DELETE FROM events WHERE session = 'filler'")
+    database.execute("DELETE FROM events WHERE session = 0")
     database.execute(f"PRAGMA max_page_count = {ROOM_FOR_ALL}")
 
 
