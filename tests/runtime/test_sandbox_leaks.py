@@ -21,7 +21,6 @@ from inspan_runtime.testing.sandbox_check_support import opened, out, sh
 
 pytestmark = [pytest.mark.anyio, pytest.mark.sandbox]
 PATIENCE_S = 15.0
-MANY = 20
 
 
 @pytest.fixture
@@ -313,7 +312,8 @@ async def test_server_killed_while_creating(provider, kind, spec, run_dir, delay
     assert mounts_of(run_dir) == []
 
 
-async def test_many_sandboxes_at_once(provider, kind, spec, run_dir):
+@pytest.mark.parametrize("many", [20, pytest.param(200, marks=[pytest.mark.full, pytest.mark.timeout(240)])])
+async def test_many_sandboxes_at_once(provider, kind, spec, run_dir, many):
     made = []
 
     async def create(number):
@@ -321,10 +321,10 @@ async def test_many_sandboxes_at_once(provider, kind, spec, run_dir):
         made.append((number, sandbox, await out(sandbox, f"echo {number}")))
 
     async with anyio.create_task_group() as group:
-        for number in range(MANY):
+        for number in range(many):
             group.start_soon(create, number)
-    assert sorted((number, int(said)) for number, _, said in made) == [(n, n) for n in range(MANY)]
-    assert len({sandbox.sandbox_id for _, sandbox, _ in made}) == MANY == len(await provider.list({}))
+    assert sorted((number, int(said)) for number, _, said in made) == [(n, n) for n in range(many)]
+    assert len({sandbox.sandbox_id for _, sandbox, _ in made}) == many == len(await provider.list({}))
     async with anyio.create_task_group() as group:
         for _, sandbox, _ in made:
             group.start_soon(sandbox.stop)
