@@ -282,11 +282,16 @@ class ActivationContext(HarnessContext, Protocol):
 class CollectContext(HarnessContext, Protocol):
     """What `inspan_collect` receives, after confirmed termination."""
 
-    async def download(self, name: str, *, limit_bytes: int, tail: bool = False) -> bool:
+    async def download(
+        self, name: str, *, limit_bytes: int, tail: bool = False, optional: bool = False
+    ) -> bool:
         """Copy ``session_dir/name`` into the artifacts under `name`.
 
         A missing, unsafe or oversized file is recorded as an artifact problem (it becomes a gap), not
         raised; a broken connection raises.
+
+        Args:
+            optional: Whether the file may be missing without being missed.
 
         Returns:
             Whether the file was copied.

@@ -56,7 +56,7 @@ def response_object(
         "reasoning": request.get("reasoning"),
         "parallel_tool_calls": True,
         "tool_choice": "auto",
-        "tools": [],
+        "tools": list(request.get("tools") or ()),
         "incomplete_details": {"reason": ending.reason} if ending.reason else None,
         "error": {"code": ending.error_code, "message": message} if failed else None,
     }

@@ -122,7 +122,10 @@ def unquoted(value: str) -> str:
 
 
 class ToolServer:
-    """The granted server: a connection of its own for each call."""
+    """The granted server: a connection of its own for each call, one call at a time.
+
+    A server may keep its state in a cookie: of two calls at once the one would undo what the other did.
+    """
 
     def __init__(self, order: Dict[str, Any], jar: Jar) -> None:
         parts = urlsplit(order["base_url"])
@@ -132,11 +135,13 @@ class ToolServer:
         self.headers: Dict[str, str] = dict(order["headers"])
         self.timeout_s = float(order["timeout_s"])
         self.jar = jar
+        self.turn = threading.Lock()
 
     def call(self, tool: str, arguments: Any) -> Tuple[str, bool]:
         """Call a tool: its output, and whether that is an error."""
         try:
-            response, body = self._post(tool, json.dumps(arguments).encode())
+            with self.turn:
+                response, body = self._post(tool, json.dumps(arguments).encode())
         except (OSError, http.client.HTTPException, ValueError) as error:
             return "the tool server could not be asked: %s" % (str(error) or type(error).__name__), True
         text = body[:ANSWER_LIMIT_BYTES].decode("utf-8", "replace")
@@ -193,9 +198,14 @@ class ToolBridge:
         self.listener.bridge = self
         self.url = "http://127.0.0.1:%d/mcp" % self.listener.server_address[1]
 
-    def start(self) -> None:
-        """Serve from now on, until this process ends."""
-        threading.Thread(target=self.listener.serve_forever, daemon=True).start()
+    def start(self, *, look_s: float = 3600.0) -> None:
+        """Serve from now on, until this process ends.
+
+        Args:
+            look_s: How long it takes to notice a `shutdown` of the listener, which only tests ask for.
+        """
+        serve = self.listener.serve_forever
+        threading.Thread(target=serve, args=(look_s,), daemon=True).start()
 
     def answer(self, method: str, params: Dict[str, Any]) -> Optional[Dict[str, Any]]:
         """The result of a request, or None for a method that there is not."""

@@ -61,7 +61,9 @@ class ArtifactContext(SessionContext):
     files: dict[str, bytes] = field(factory=dict, repr=False)
     problems: list[ArtifactProblem] = field(factory=list)
 
-    async def download(self, name: str, *, limit_bytes: int, tail: bool = False) -> bool:
+    async def download(
+        self, name: str, *, limit_bytes: int, tail: bool = False, optional: bool = False
+    ) -> bool:
         """Copy ``session_dir/name`` into the artifacts; what cannot be had is recorded, not raised."""
         path = inside(self.session_dir, name)
         held = sum(len(data) for data in self.files.values())
@@ -69,7 +71,8 @@ class ArtifactContext(SessionContext):
         try:
             content = await self.sandbox.download(path, limit_bytes=max(bound, 0), tail=tail)
         except FileNotFoundError:
-            self._problem(name, "artifact_missing", "it does not exist")
+            if not optional:
+                self._problem(name, "artifact_missing", "it does not exist")
         except UnsafePath as error:
             self._problem(name, "artifact_unsafe", str(error))
         except TooLarge as error:

@@ -34,7 +34,7 @@ KEY = "sk-canary-4711"
 USAGE = {"prompt_tokens": 100, "completion_tokens": 20, "cached_tokens": 40, "reasoning_tokens": 5}
 LOOK = (
     "env; for p in /proc/[0-9]*/environ /proc/[0-9]*/cmdline; do cat $p 2>/dev/null; done | tr '\\0' '\\n';"
-    " echo; stat -c '%a %n' /tmp/inspan-sessions/1/home/config.toml; ls /tmp/inspan-sessions/1"
+    " echo; grep -rl canary-471[1] /tmp /app ~; stat -c '%a %n' /tmp/inspan-sessions/1/*; ls /tmp/inspan-sessions/1/home"
 )
 WORDS = ("code[x]", "pytho[n]", "tellin[g]", "inspan_code[x]", "opena[i]", "sandbox_runne[r]", "superviso[r]")
 KILL = "; ".join(f"pkill -f '{word}'" for word in WORDS) + "; pkill '^code[x]'; echo survived; pkill -V"
@@ -166,8 +166,9 @@ async def test_what_others_in_the_sandbox_can_see_and_do(episode):
     assert KEY not in seen
     assert "telling-word" not in seen
     assert "CODEX_HOME=" not in seen.partition("SHLVL")[0]
-    assert "600 /tmp/inspan-sessions/1/home/config.toml" in seen
-    assert "input.json" not in seen
+    assert "600 /tmp/inspan-sessions/1/events.jsonl" in seen
+    # Both held the key, and are gone once they are read.
+    assert "input.json" not in seen and "config.toml" not in seen
     assert "survived\npkill from procps" in killed
     assert (capture.stray_calls, capture.unauthorized_calls) == (0, 0)
 

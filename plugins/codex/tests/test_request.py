@@ -135,7 +135,6 @@ def test_a_grant_that_codex_cannot_name_is_refused():
         ({"input": "x", "temperature": 0.5}, "temperature"),
         ({"input": "x", "top_p": 0.5}, "top_p"),
         ({"input": "x", "reasoning": {"effort": "low"}}, "reasoning"),
-        ({"input": "x", "tools": [{"type": "function", "name": "f"}]}, "tools"),
         ({"input": "x", "tool_choice": "none"}, "tool_choice"),
         ({"input": "x", "parallel_tool_calls": False}, "parallel_tool_calls"),
         ({"input": "x", "truncation": "auto"}, "truncation"),

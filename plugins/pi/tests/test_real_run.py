@@ -259,11 +259,11 @@ async def test_a_refused_key_is_a_422_with_the_servers_words(episode):
     assert len(server.calls) == 1
 
 
-async def test_the_files_that_hold_the_key_are_private_and_it_is_in_no_environment(episode):
+async def test_the_key_is_in_no_file_once_it_is_read_and_in_no_environment(episode):
     look = (
         "env; for p in /proc/[0-9]*/environ /proc/[0-9]*/cmdline; do cat $p 2>/dev/null; done"
         " | tr '\\0' '\\n'; "
-        'echo; stat -c \'%a %n\' "$PI_CODING_AGENT_DIR"/models.json; ls "$PI_CODING_AGENT_DIR/.."'
+        'echo; stat -c \'%a %n\' "$PI_CODING_AGENT_DIR"/../*; ls "$PI_CODING_AGENT_DIR"'
     )
     script = [{"calls": [{"id": "c", "name": "bash", "args": json.dumps({"command": look})}]}, {"text": "ok"}]
     one, server = await episode(script)
@@ -271,8 +271,9 @@ async def test_the_files_that_hold_the_key_are_private_and_it_is_in_no_environme
     output = next(i["output"] for i in parsed.response["output"] if i["type"] == "function_call_output")
     assert KEY not in output
     assert "telling-word" not in output
-    assert "600 " in output
-    assert "input.json" not in output
+    assert "600 /tmp/inspan-sessions/1/agent/../events.jsonl" in output
+    # Both held the key, and are gone once they are read.
+    assert "input.json" not in output and "models.json" not in output
 
 
 async def test_tools_that_kill_by_telling_words_do_not_hit_the_harness(episode):

@@ -117,7 +117,6 @@ def test_several_user_messages_in_a_row_stay_apart():
         ({"reasoning": {"effort": "ultra"}}, "reasoning"),
         ({"reasoning": {"summary": "auto"}}, "reasoning"),
         ({"reasoning": 5}, "reasoning"),
-        ({"tools": [{"type": "function", "name": "x"}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"parallel_tool_calls": False}, "parallel_tool_calls"),
     ],

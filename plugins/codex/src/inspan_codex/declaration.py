@@ -32,7 +32,7 @@ HARNESS = HarnessSpec(
         "input": "applied",
         "instructions": "applied",
         "metadata": "applied",
-        # Applied in the one sense in which Codex can: its own tools, chosen freely by the model.
+        # Functions of a direct_http grant, beside Codex's own tools; the model chooses freely.
         "tools": "applied",
         "tool_choice": "applied",
         "parallel_tool_calls": "applied",
@@ -43,7 +43,7 @@ HARNESS = HarnessSpec(
         "top_p": "refused",
         "reasoning": "refused",
     },
-    tool_sources=frozenset({"builtin", "mcp"}),
+    tool_sources=frozenset({"builtin", "mcp", "direct_http"}),
     builtin_tools=frozenset(BUILTIN_TOOLS),
     options={
         "compaction_at_tokens": 0,

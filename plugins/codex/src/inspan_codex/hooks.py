@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import uuid
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from inspan_codex.request import read_request
 from inspan_codex.servers import read_servers
 from inspan_codex.settings import HOME, run_order
 from inspan_core.errors import ExecTimeout
+from inspan_core.function_tools import direct_http_grant, read_functions
 from inspan_core.harness import (
     ActivationContext,
     CollectContext,
@@ -25,12 +25,8 @@ from inspan_core.harness import (
     SandboxCommand,
 )
 from inspan_core.hookspecs import hookimpl
-from inspan_core.shim_files import shim_files
+from inspan_core.shim_run import RUNNER, collect_shim, stage_shim, upload_shim
 
-RUNNER = "sandbox_runner.py"
-# Each artifact and the most that is taken of it; of the last ones only the tail matters.
-WHOLE_FILES = {"output.json": 8 * 1024 * 1024, "runtime_info.json": 64 * 1024}
-TAIL_FILES = {"events.jsonl": 64 * 1024 * 1024, "stderr.log": 1024 * 1024, "output.log": 1024 * 1024}
 THREAD_LIMIT_BYTES = 64 * 1024 * 1024
 MAX_THREADS = 8
 LIST_TIMEOUT_S = 20.0
@@ -49,15 +45,15 @@ async def inspan_install(context: HarnessContext) -> Mapping[str, Any]:
     read_options(context.options)
     read_servers(context.tool_accesses)
     found = await runtime.install(context.installer)
-    source = resources.files("inspan_codex").joinpath(RUNNER).read_text()
-    for name, text in {RUNNER: source, **shim_files()}.items():
-        await context.upload_text(name, text, mode=0o600)
+    await upload_shim(context, resources.files("inspan_codex").joinpath(RUNNER).read_text())
     return found
 
 
 @hookimpl
 async def inspan_stage(context: ActivationContext) -> SandboxCommand:
     """Upload the activation's input; the command names only the shim."""
+    grant = direct_http_grant(context.tool_accesses)
+    functions = read_functions(context.request, HARNESS, grant)
     order = run_order(
         read_request(context.request),
         read_options(context.options),
@@ -70,19 +66,15 @@ async def inspan_stage(context: ActivationContext) -> SandboxCommand:
         model_key=context.model_key,
         run_timeout_s=context.run_timeout_s,
         servers=read_servers(context.tool_accesses),
+        tools=None if grant is None or not functions else (grant, functions),
     )
-    await context.upload_text("input.json", json.dumps(order), mode=0o600)
-    python = str(context.runtime["python"])
-    return SandboxCommand(argv=[python, "-I", "-S", f"{context.session_dir}/{RUNNER}"], python=python)
+    return await stage_shim(context, order)
 
 
 @hookimpl
 async def inspan_collect(context: CollectContext) -> None:
     """Copy what the shim and Codex left."""
-    for name, limit_bytes in WHOLE_FILES.items():
-        await context.download(name, limit_bytes=limit_bytes)
-    for name, limit_bytes in TAIL_FILES.items():
-        await context.download(name, limit_bytes=limit_bytes, tail=True)
+    await collect_shim(context)
     for name in await _threads(context):
         await context.download(name, limit_bytes=THREAD_LIMIT_BYTES, tail=True)
 

@@ -11,6 +11,7 @@ import re
 from inspan_codex.trace import Trace
 from inspan_core.ending import Ending, context_overflow, failed, model_error
 from inspan_core.findings import Outcome
+from inspan_core.function_tools import missing_tools
 from inspan_core.harness import ParseInput
 
 _INCOMPLETE = re.compile(r"Incomplete response returned, reason: (max_output_tokens|content_filter)")
@@ -26,6 +27,9 @@ def read_ending(run: ParseInput, trace: Trace) -> Ending:
     """Judge a run by its trace and its receipt."""
     if run.interrupted:
         return failed("the run was cut off by close", "interrupted")
+    absent = missing_tools(run.artifacts, run.request)
+    if absent is not None:
+        return failed(absent, "tools_unavailable")
     if run.timed_out:
         if trace.has_answer:
             return Ending(outcome=Outcome.INCOMPLETE, stop_reason="time_limit", error_type="time_limit")

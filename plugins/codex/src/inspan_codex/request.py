@@ -47,10 +47,6 @@ def read_request(request: Mapping[str, Any]) -> CodexRequest:
 
 def _only_defaults(request: Mapping[str, Any]) -> None:
     """Fields that Codex serves in one way only, or not at all."""
-    if request.get("tools"):
-        raise RequestRefused(
-            "codex brings its own tools and takes no others: `tools` must be empty", field="tools"
-        )
     if request.get("tool_choice") not in (None, "auto"):
         raise RequestRefused(
             f"codex lets the model choose: `tool_choice` must be 'auto', not {request['tool_choice']!r}",

@@ -23,6 +23,10 @@ class Events(shim.Events):
         if not line.startswith(DROPPED):
             super().take(at, line)
 
+    def tells_loaded(self, line: bytes) -> bool:
+        """Codex has its configuration when the turn starts."""
+        return line.startswith(b'{"type":"turn.started"')
+
     def is_vital(self, line: bytes) -> bool:
         """The turn's end decides how the run ended."""
         return b'"type":"turn.' in line[:128]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from inspan_core.errors import RequestRefused
-from inspan_core.wire import McpAccess, ToolAccess
+from inspan_core.wire import DirectHttpAccess, McpAccess, ToolAccess
 
 # What Codex 0.171.0 takes for the name of a server; the model sees ``mcp__<name>``.
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
+_STRANGE = re.compile(r"[^A-Za-z0-9_-]")
 
 
 def read_servers(grants: Iterable[ToolAccess]) -> tuple[McpAccess, ...]:
@@ -26,3 +27,11 @@ def read_servers(grants: Iterable[ToolAccess]) -> tuple[McpAccess, ...]:
                 field="tool_accesses",
             )
     return servers
+
+
+def server_name(grant: DirectHttpAccess, taken: Collection[str]) -> str:
+    """What the model sees the functions of `grant` under: its name as far as Codex takes it."""
+    name = _STRANGE.sub("_", grant.name)
+    while name in taken:
+        name += "_"
+    return name

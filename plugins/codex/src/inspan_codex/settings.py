@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from inspan_codex.declaration import CODEX_VERSION, CodexOptions
 from inspan_codex.request import CodexRequest
 from inspan_codex.runtime import PROGRAM
+from inspan_codex.servers import server_name
 from inspan_codex.toml_text import to_toml
-from inspan_core.wire import McpAccess
+from inspan_core.function_tools import FunctionTool, bridge_order
+from inspan_core.wire import DirectHttpAccess, McpAccess
 
 PROVIDER = "inspan"
 HOME = "home"
@@ -40,12 +43,23 @@ def run_order(
     model_key: str,
     run_timeout_s: float,
     servers: Sequence[McpAccess] = (),
+    tools: tuple[DirectHttpAccess, Sequence[FunctionTool]] | None = None,
 ) -> dict[str, Any]:
-    """The content of ``input.json``: files for the session folder, command, environment, prompt."""
+    """The content of ``input.json``: files for the session folder, command, environment, prompt.
+
+    Args:
+        tools: The request's functions with the grant that they are called by, or None: there are none.
+    """
     home = f"{session_dir}/{HOME}"
     config = _config(options, model_base_url, model_name, model_key, run_timeout_s)
-    if servers:
-        config["mcp_servers"] = {server.name: _mcp_server(server, run_timeout_s) for server in servers}
+    connected = {server.name: _mcp_server(server, run_timeout_s) for server in servers}
+    bridge: dict[str, Any] = {}
+    if tools is not None:
+        order = _bridge(*tools, run_timeout_s)
+        bridge = {"tool_bridge": order}
+        connected[server_name(tools[0], connected)] = _bridged(order, run_timeout_s)
+    if connected:
+        config["mcp_servers"] = connected
     files: dict[str, str] = {}
     history = list(request.history)
     if request.instructions is not None and options.system_prompt == "replace":
@@ -67,6 +81,9 @@ def run_order(
         argv += [*flags, "-"]
     files[f"{HOME}/config.toml"] = to_toml(config)
     return {
+        **bridge,
+        # Codex has read it when the turn starts.
+        "loaded": [f"{HOME}/config.toml"],
         "argv": argv,
         "program": f"{prefix}/{PROGRAM}",
         "env": {"CODEX_HOME": home, "CODEX_SQLITE_HOME": home},
@@ -142,6 +159,30 @@ def _mcp_server(server: McpAccess, run_timeout_s: float) -> dict[str, Any]:
         "tool_timeout_sec": int(run_timeout_s + MODEL_TIMEOUT_MARGIN_S),
         # Without its server the run ends before the first model call.
         "required": server.required,
+    }
+
+
+def _bridge(
+    grant: DirectHttpAccess, functions: Sequence[FunctionTool], run_timeout_s: float
+) -> dict[str, Any]:
+    return bridge_order(
+        grant,
+        functions,
+        token=uuid.uuid4().hex,
+        url_mark=f"bridge-{uuid.uuid4().hex}",
+        timeout_s=run_timeout_s + MODEL_TIMEOUT_MARGIN_S,
+        fetched_is_ready=True,
+    )
+
+
+def _bridged(order: Mapping[str, Any], run_timeout_s: float) -> dict[str, Any]:
+    """The shim's bridge as one of Codex's MCP servers."""
+    return {
+        "url": order["url_mark"],
+        "http_headers": {"Authorization": f"Bearer {order['token']}"},
+        "startup_timeout_sec": MCP_CONNECT_TIMEOUT_S,
+        "tool_timeout_sec": int(run_timeout_s + MODEL_TIMEOUT_MARGIN_S),
+        "required": True,
     }
 
 

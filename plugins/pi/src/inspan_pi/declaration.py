@@ -13,12 +13,14 @@ from inspan_core.harness import HarnessSpec
 PI_VERSION = "1.6.0"
 THINKING_LEVELS = ("off", "minimal", "low", "medium", "high", "xhigh", "max")
 BUILTIN_TOOLS = ("read", "bash", "edit", "write", "grep", "find", "ls")
+OTHER_TOOLS = ("powershell", "codemode", "tool_search")
+"""Names that Pi 1.6.0 has for tools that are never on here."""
 
 HARNESS = HarnessSpec(
     name="pi",
     version=PI_VERSION,
     model_api="chat_completions",
-    level=2,
+    level=3,
     request_fields={
         "input": "applied",
         "instructions": "applied",
@@ -27,13 +29,13 @@ HARNESS = HarnessSpec(
         "temperature": "applied",
         "top_p": "applied",
         "reasoning": "applied",
-        # Applied in the one sense in which Pi can: its own tools, chosen freely by the model.
+        # Functions of a direct_http grant, beside Pi's own tools; the model chooses freely.
         "tools": "applied",
         "tool_choice": "applied",
         "parallel_tool_calls": "applied",
         "model": "ignored",
     },
-    tool_sources=frozenset({"builtin"}),
+    tool_sources=frozenset({"builtin", "direct_http"}),
     builtin_tools=frozenset(BUILTIN_TOOLS),
     options={
         "context_window": 131072,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
+from inspan_core.function_tools import direct_http_grant, read_functions
 from inspan_core.harness import (
     ActivationContext,
     CollectContext,
@@ -18,21 +18,13 @@ from inspan_core.harness import (
     SandboxCommand,
 )
 from inspan_core.hookspecs import hookimpl
-from inspan_core.shim_files import shim_files
+from inspan_core.shim_run import RUNNER, collect_shim, stage_shim, upload_shim
 from inspan_pi import parse, runtime
-from inspan_pi.declaration import HARNESS, read_options
+from inspan_pi.declaration import HARNESS, OTHER_TOOLS, read_options
 from inspan_pi.request import read_request
 from inspan_pi.settings import run_order
 
-RUNNER = "sandbox_runner.py"
-# Each artifact and the most that is taken of it; of the last ones only the tail matters.
-WHOLE_FILES = {"output.json": 8 * 1024 * 1024, "runtime_info.json": 64 * 1024}
-TAIL_FILES = {
-    "events.jsonl": 64 * 1024 * 1024,
-    "session.jsonl": 64 * 1024 * 1024,
-    "stderr.log": 1024 * 1024,
-    "output.log": 1024 * 1024,
-}
+SESSION_LIMIT_BYTES = 64 * 1024 * 1024
 
 
 @hookimpl
@@ -46,9 +38,7 @@ async def inspan_install(context: HarnessContext) -> Mapping[str, Any]:
     """Check, reuse or install the runtime; upload the shim."""
     read_options(context.options)
     found = await runtime.install(context.installer)
-    source = resources.files("inspan_pi").joinpath(RUNNER).read_text()
-    for name, text in {RUNNER: source, **shim_files()}.items():
-        await context.upload_text(name, text, mode=0o600)
+    await upload_shim(context, resources.files("inspan_pi").joinpath(RUNNER).read_text())
     return found
 
 
@@ -56,9 +46,12 @@ async def inspan_install(context: HarnessContext) -> Mapping[str, Any]:
 async def inspan_stage(context: ActivationContext) -> SandboxCommand:
     """Upload the activation's input; the command names only the shim."""
     options = read_options(context.options)
+    grant = direct_http_grant(context.tool_accesses)
+    functions = read_functions(context.request, HARNESS, grant, taken=OTHER_TOOLS)
     order = run_order(
         read_request(context.request, options),
         options,
+        tools=None if grant is None or not functions else (grant, functions),
         session_id=str(uuid.uuid4()),
         prefix=str(context.runtime["prefix"]),
         session_dir=context.session_dir,
@@ -68,18 +61,13 @@ async def inspan_stage(context: ActivationContext) -> SandboxCommand:
         model_key=context.model_key,
         run_timeout_s=context.run_timeout_s,
     )
-    await context.upload_text("input.json", json.dumps(order), mode=0o600)
-    python = str(context.runtime["python"])
-    return SandboxCommand(argv=[python, "-I", "-S", f"{context.session_dir}/{RUNNER}"], python=python)
+    return await stage_shim(context, order)
 
 
 @hookimpl
 async def inspan_collect(context: CollectContext) -> None:
     """Copy what the shim and Pi left."""
-    for name, limit_bytes in WHOLE_FILES.items():
-        await context.download(name, limit_bytes=limit_bytes)
-    for name, limit_bytes in TAIL_FILES.items():
-        await context.download(name, limit_bytes=limit_bytes, tail=True)
+    await collect_shim(context, {"session.jsonl": SESSION_LIMIT_BYTES})
 
 
 @hookimpl

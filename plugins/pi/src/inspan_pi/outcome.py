@@ -10,6 +10,7 @@ import re
 
 from inspan_core.ending import Ending, failed, model_error
 from inspan_core.findings import Outcome
+from inspan_core.function_tools import missing_tools
 from inspan_core.harness import ParseInput
 from inspan_pi.trace import Trace
 from inspan_pi.usage import was_answered
@@ -22,6 +23,9 @@ def read_ending(run: ParseInput, trace: Trace) -> Ending:
     has_answer = any(was_answered(answer) for answer in trace.answers)
     if run.interrupted:
         return failed("the run was cut off by close", "interrupted")
+    missing = missing_tools(run.artifacts, run.request)
+    if missing is not None:
+        return failed(missing, "tools_unavailable")
     if run.timed_out:
         if has_answer:
             return Ending(outcome=Outcome.INCOMPLETE, stop_reason="time_limit", error_type="time_limit")

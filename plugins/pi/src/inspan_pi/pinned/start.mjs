@@ -13,4 +13,6 @@ process.title = "inspan-h";
 Object.defineProperty(process, "title", { get: () => "inspan-h", set() {}, configurable: true });
 enableCompileCache({ directory: path.join(here, "compiled"), portable: true });
 process.argv[1] = cli;
+// The loader of extensions would make a folder in /tmp; the extension takes the variable away again.
+if (process.argv.includes("-e")) process.env.JITI_FS_CACHE = "false";
 createRequire(cli)("./cli-runtime.js");
