@@ -74,29 +74,34 @@ WAIT_SCRIPT = """
 now() { read -r up rest < /proc/uptime; up=${up%%.*}; }
 found() { [ -e "$d/cleanup.json" ] && { echo receipt; exit 0; }; }
 dead() {
-    read -r pid < "$d/supervisor.pid" || read -r pid < "$d/launch.claim" || return 1
+    { [ -f "$d/supervisor.pid" ] && read -r pid < "$d/supervisor.pid"; } ||
+        { [ -f "$d/launch.claim" ] && read -r pid < "$d/launch.claim"; } || return 1
     [ -n "$pid" ] && [ ! -d "/proc/$pid" ]
 } 2> /dev/null
 plant() {
     [ -e "$d.retired" ] && [ ! -e "$d" ] && { echo retired; exit 0; }
     mkdir -p "$d" && : > "$d/stop.request" || exit 3
 }
+stands() { [ "$request" != stop ] || [ -e "$d/stop.request" ]; }
+await_end() { [ -f "$d/supervisor.pid" ] && stands && flock -s -w 5 9 9< "$d/supervisor.pid"; } 2> /dev/null
 case $request in
 stop) plant;;
 fence) [ -e "$d/launch.claim" ] || plant;;
 esac
-now; end=$((up + wait)); pause=0.005
+now; end=$((up + wait)); pause=0.005; calm=0
 while :; do
     found
-    if [ ! -e "$d/launch.claim" ]; then
-        [ -e "$d/stop.request" ] && { found; [ -e "$d/launch.claim" ] || { echo never; exit 0; }; }
-    elif dead; then
-        found
-        echo dead
-        exit 0
+    if [ -e "$d/launch.claim" ] || [ ! -e "$d/stop.request" ]; then
+        calm=0
+        [ -e "$d/launch.claim" ] && dead && { found; echo dead; exit 0; }
+    else
+        calm=$((calm + 1))
+        [ $calm -ge 6 ] && { found; echo never; exit 0; }
     fi
     now
     [ "$up" -ge "$end" ] && { echo waiting; exit 0; }
+    stands || plant
+    await_end && found
     sleep $pause 2> /dev/null || sleep 1
     case $pause in
     0.005) pause=0.01;; 0.01) pause=0.02;; 0.02) pause=0.05;; 0.05) pause=0.1;; *) pause=0.25;;
@@ -105,8 +110,12 @@ done
 """
 """Waits inside the sandbox for the receipt, in POSIX sh (dash and busybox too), and prints one word.
 
-Its pauses grow, so that neither a quick end is noticed late nor a slow one costs much. ``/proc/uptime`` is
-monotonic, which ``date`` is not. It comes on stdin: in an argv, a task's pkill could find the words in it.
+Where there is a ``flock`` command it sleeps until the supervisor lets go of its lock, which it does with the
+receipt or its death. Else it looks again and again, with pauses that grow, so that neither a quick end is
+noticed late nor a slow one costs much. That nothing was ever launched is believed only when a stop stood
+there without a claim for some time: where a tool deletes the folder over and over, a living supervisor makes
+the claim again at once. ``/proc/uptime`` is monotonic, which ``date`` is not. The script comes on stdin: in
+an argv, a task's pkill could find the words in it.
 """
 
 
