@@ -8,7 +8,7 @@ coroutine, in a place that outlives the caller (`spawn`), and posts exactly one 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -27,7 +27,6 @@ from inspan_core.effects import (
     StopHarness,
     Timer,
 )
-from inspan_core.errors import InspanError
 from inspan_core.events import (
     ClientGone,
     Event,
@@ -41,6 +40,7 @@ from inspan_core.session import Session
 from inspan_runtime.alarms import Alarm, Alarms
 from inspan_runtime.journal import Journal, JournalError
 from inspan_runtime.room import Spawn
+from inspan_runtime.waiting import Gone, WaiterGone
 
 TIMER_EVENTS: Mapping[Timer, Callable[..., Event]] = {
     Timer.WINDOW: WindowEnded,
@@ -50,10 +50,6 @@ TIMER_EVENTS: Mapping[Timer, Callable[..., Event]] = {
 
 FIRST_JOURNAL_PAUSE_S, LAST_JOURNAL_PAUSE_S = 0.1, 5.0
 log = logging.getLogger(__name__)
-
-
-class WaiterGone(InspanError):
-    """Whoever waited for a reply went away first; what was asked for goes on."""
 
 
 class Performs(Protocol):
@@ -75,9 +71,6 @@ class Performs(Protocol):
 Observer = Callable[[Mapping[str, Any]], object]
 Follow = Callable[[Session, Event, Session, tuple[Effect, ...]], object]
 """Called with each committed transition: the session before, the event, the session after, the effects."""
-
-Gone = Callable[[], Awaitable[None]]
-"""Returns when whoever waits for a reply has gone away, or is cancelled when the reply is there."""
 
 
 class _Waiter:

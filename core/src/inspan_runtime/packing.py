@@ -74,7 +74,7 @@ def unpack_grants(data: bytes) -> tuple[list[str], list[ObservationGap]]:
 
 
 def holds_secrets(seed: SeedRequest) -> bool:
-    """Whether the seed has grants, whose headers and cookies are secrets, or a way into somebody's sandbox."""
+    """Whether it has grants, whose headers and cookies are secrets, or a way into somebody's sandbox."""
     return bool(seed.tool_accesses) or seed.sandbox_access is not None
 
 

@@ -27,7 +27,6 @@ from inspan_core.session import Phase
 from inspan_core.wire import CloseRequest, SeedRequest
 from inspan_runtime.budgets import resolve_agent_timeout
 from inspan_runtime.contents import Record, error_answer, to_answer
-from inspan_runtime.driver import Gone
 from inspan_runtime.grants import check_grants, effective_tool_accesses, usable_grants
 from inspan_runtime.harness_work import HarnessWork, ProviderFactory, RunParser, in_worker_thread
 from inspan_runtime.host_calls import HostCalls, HostRequest
@@ -37,6 +36,7 @@ from inspan_runtime.packing import to_bytes
 from inspan_runtime.requests import check_request
 from inspan_runtime.service_settings import Answer, ServiceSettings, SessionEvidence
 from inspan_runtime.sessions import SessionTable
+from inspan_runtime.waiting import Gone
 
 OVER = frozenset({Phase.NEW, Phase.CLOSED, Phase.FENCED})
 __all__ = ["AgentService", "Answer", "ServiceSettings", "SessionEvidence"]

@@ -20,6 +20,7 @@ from inspan_server.agent.config import AgentConfig
 from inspan_server.agent.cookie_middleware import CookieMiddleware
 from inspan_server.agent.cookies import SessionCookies
 from inspan_server.agent.routes import AgentRoutes, on_http_error
+from inspan_server.agent.session_paths import SessionPaths
 from inspan_server.agent.wiring import build_service
 
 SECRET_BYTES = 32
@@ -96,7 +97,10 @@ def serve_sessions(service: AgentService, cookies: SessionCookies) -> Starlette:
     app = Starlette(
         routes=routes.routes(),
         lifespan=lifespan,
-        middleware=[Middleware(CookieMiddleware, cookies=cookies)],
+        middleware=[
+            Middleware(CookieMiddleware, cookies=cookies),
+            Middleware(SessionPaths, routes=routes.routes()),
+        ],
         exception_handlers={HTTPException: on_http_error},
     )
     app.router.redirect_slashes = False

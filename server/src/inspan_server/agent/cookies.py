@@ -10,7 +10,6 @@ that replaces its jar by the cookies of an answer never loses it.
 from __future__ import annotations
 
 import binascii
-import hashlib
 import hmac
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
@@ -35,10 +34,12 @@ class Marker:
     Attributes:
         session_id: The session that it names, or None.
         is_malformed: Whether there is a cookie that we did not make.
+        value: The cookie as it came, once it was checked: it goes back as it is.
     """
 
     session_id: str | None = None
     is_malformed: bool = False
+    value: str | None = field(default=None, eq=False, repr=False)
 
     def finding(self, session_id: str) -> Cookie:
         """The cookie compared with the session that the request's body is about."""
@@ -66,7 +67,7 @@ class SessionCookies:
 
     def set_header(self, marker: Marker) -> str:
         """The value of a ``Set-Cookie`` header that keeps the client where it is."""
-        value = INVALID_VALUE if marker.is_malformed else self.value(marker.session_id or "")
+        value = INVALID_VALUE if marker.is_malformed else marker.value or self.value(marker.session_id or "")
         return f"{COOKIE_NAME}={value}; Path=/; HttpOnly; SameSite=Lax"
 
     def value(self, session_id: str) -> str:
@@ -97,7 +98,7 @@ class SessionCookies:
             session_id = urlsafe_b64decode(name + "=" * (-len(name) % 4)).decode("utf-8", "surrogatepass")
         except (binascii.Error, UnicodeDecodeError):
             return Marker(is_malformed=True)
-        return Marker(session_id=session_id or None)
+        return Marker(session_id=session_id or None, value=value)
 
     def _signature(self, name: str) -> str:
-        return hmac.new(self._secret, b"agent-session:" + name.encode(), hashlib.sha256).hexdigest()
+        return hmac.digest(self._secret, b"agent-session:" + name.encode(), "sha256").hex()

@@ -18,9 +18,9 @@ from starlette.routing import Route
 from inspan_core.codec import normalised_digest
 from inspan_core.errors import WireError
 from inspan_core.wire import CloseRequest, ResponsesRequest, SeedRequest
-from inspan_runtime.driver import Gone, WaiterGone
 from inspan_runtime.journal import JournalError
 from inspan_runtime.service import AgentService, Answer
+from inspan_runtime.waiting import Gone, WaiterGone
 from inspan_server.agent.bodies import JsonResponse, read_body, refusal
 from inspan_server.agent.cookie_middleware import marker_of, set_marker
 

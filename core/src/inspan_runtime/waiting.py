@@ -1,0 +1,47 @@
+"""Waiting on behalf of somebody who may go away meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import anyio
+
+from inspan_core.errors import InspanError
+
+T = TypeVar("T")
+Gone = Callable[[], Awaitable[None]]
+"""Returns when whoever waits for a reply has gone away, or is cancelled when the reply is there."""
+
+
+class WaiterGone(InspanError):
+    """Whoever waited for a reply went away first; what was asked for goes on."""
+
+
+async def unless_gone(gone: Gone | None, call: Callable[[], Awaitable[T]]) -> T:
+    """What `call` returns; it is cancelled when nobody waits for that any more.
+
+    Raises:
+        WaiterGone: `gone` returned first.
+    """
+    if gone is None:
+        return await call()
+    results: list[T] = []
+    failures: list[Exception] = []
+
+    async def ask(scope: anyio.CancelScope) -> None:
+        try:
+            results.append(await call())
+        except Exception as error:  # raised below, so that it does not come wrapped in a group
+            failures.append(error)
+        scope.cancel()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask, tasks.cancel_scope)
+        await gone()
+        tasks.cancel_scope.cancel()
+    if failures:
+        raise failures[0]
+    if not results:
+        raise WaiterGone("nobody waits for the answer any more")
+    return results[0]
