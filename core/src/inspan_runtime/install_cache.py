@@ -72,6 +72,7 @@ class RuntimeCache:
         client_env: What package clients may see: `install_build.package_client_env`.
         lock_wait_s: How long to wait for another task or process that builds the same key.
         report: Told what is built, downloaded and unpacked.
+        may_build: Whether an archive that is not there is built; else it is an error.
 
     Attributes:
         shared: The unpacked runtimes.
@@ -84,12 +85,14 @@ class RuntimeCache:
         client_env: Mapping[str, str],
         lock_wait_s: float = DEFAULT_LOCK_WAIT_S,
         report: Report = _say_nothing,
+        may_build: bool = True,
     ) -> None:
         self.root = root
         self.shared = SharedRuntimes(root)
         self._client_env = dict(client_env)
         self._lock_wait_s = lock_wait_s
         self._report = report
+        self._may_build = may_build
         self._digests: dict[tuple[str, int, int, int], str] = {}
 
     async def archive(
@@ -103,6 +106,8 @@ class RuntimeCache:
         kept = await to_thread.run_sync(self._kept, key)
         if kept is not None:
             return kept
+        if not self._may_build:
+            raise InstallError(f"the cache {self.root} has no archive of {key}")
         async with self._lock(key):
             kept = await to_thread.run_sync(self._kept, key)
             if kept is not None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from inspan_core.errors import ProviderUnavailable, UsageError
 from inspan_server.cli.exit_codes import FAILED, INFRASTRUCTURE, USAGE, interrupted
+from inspan_server.cli.harness_arguments import add_harness
 
 if TYPE_CHECKING:
     from inspan_server.model.upstream import Upstream
@@ -55,7 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     _add_demo(verbs)
     _add_serve(verbs)
-    _add_harness(verbs)
+    add_harness(verbs)
     _add_machine(verbs)
     return parser
 
@@ -159,24 +160,6 @@ def _serve(arguments: argparse.Namespace) -> int:
     from inspan_server.cli.serve import serve
 
     return serve(arguments.config, host=arguments.host, port=arguments.port)
-
-
-def _add_harness(verbs: Verbs) -> None:
-    harness = verbs.add_parser("harness", help="what harnesses are installed")
-    actions = harness.add_subparsers(dest="action", required=True, metavar="ACTION")
-    listing = actions.add_parser(
-        "list",
-        help="list installed harnesses, and plugins that are broken",
-        description="List the installed harnesses, and every plugin that cannot be used, with the reason.",
-    )
-    listing.add_argument("--json", action="store_true", help="print JSON")
-    listing.set_defaults(run=_harness_list)
-
-
-def _harness_list(arguments: argparse.Namespace) -> int:
-    from inspan_server.cli.harness import list_harnesses
-
-    return list_harnesses(as_json=arguments.json)
 
 
 def _add_machine(verbs: Verbs) -> None:
