@@ -1,0 +1,224 @@
+"""The preflight answers rightly for real trees: the host's, one without Python, busybox alone, musl, no shell."""
+
+import io
+import json
+import os
+import platform
+import shutil
+import subprocess
+import tarfile
+
+import attrs
+import pytest
+
+from inspan_core.errors import UnsupportedTarget
+from inspan_core.sandbox import SandboxSpec
+from inspan_runtime.preflight import Wanted, judged, preflight, preflight_script, read_facts, require
+from inspan_runtime.providers.bubblewrap import BubblewrapProvider, has_mapped_ids
+from inspan_runtime.testing.private_engine import NoEngine, busybox_tree
+from inspan_runtime.testing.sandbox_check_support import opened, out
+
+pytestmark = [pytest.mark.anyio, pytest.mark.sandbox]
+WANTED = Wanted(session_dir="/tmp/inspan/s", runtime_dirs=("/opt/inspan/runtimes", "/var/tmp/runtimes"))
+APT_LIMIT_S = 60.0
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+@pytest.fixture
+def provider(tmp_path):
+    options = {"runtime_dir": str(tmp_path / "run"), "cache_dir": str(tmp_path / "cache")}
+    return BubblewrapProvider(options)
+
+
+def needs_writable_root():
+    if not has_mapped_ids():
+        pytest.skip("NO WRITABLE ROOT: only root makes sandboxes over trees")
+
+
+@pytest.fixture
+def busybox(tmp_path):
+    """A tar with nothing but a static busybox."""
+    needs_writable_root()
+    try:
+        (tmp_path / "busybox.tar").write_bytes(busybox_tree())
+    except (NoEngine, OSError) as error:
+        pytest.skip(f"NO BUSYBOX: {error}: apt-get install busybox-static")
+    return tmp_path / "busybox.tar"
+
+
+@pytest.fixture
+def musl(tmp_path, busybox):
+    """The same with the C library of Debian's package musl."""
+    if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
+        pytest.skip("NO MUSL: it is taken from Debian's package")
+    get = subprocess.run(
+        ["apt-get", "download", "musl"], cwd=tmp_path, capture_output=True, timeout=APT_LIMIT_S
+    )
+    packages = list(tmp_path.glob("musl_*.deb"))
+    if not packages:
+        pytest.skip(f"NO MUSL: apt-get download musl: {get.stderr.decode()[-200:]}")
+    subprocess.run(["dpkg-deb", "-x", packages[0], tmp_path / "musl"], check=True, timeout=APT_LIMIT_S)
+    with tarfile.open(busybox, "a") as tar:
+        tar.add(tmp_path / "musl/lib", "lib")
+    return busybox
+
+
+async def found_in(provider, wanted=WANTED, **changes):
+    async with opened(provider, lambda: SandboxSpec(workdir="/task", ttl_s=120.0, **changes)) as sandbox:
+        before = await out(sandbox, "ls -A / /tmp /opt /var/tmp 2>/dev/null; true")
+        found = await preflight(sandbox, wanted)
+        assert await out(sandbox, "ls -A / /tmp /opt /var/tmp 2>/dev/null; true") == before, (
+            "it left something"
+        )
+        return found
+
+
+async def test_hosts_root_is_fit(provider):
+    found = await found_in(provider, attrs.evolve(WANTED, programs=("sh", "cat"), libcs=("glibc", "musl")))
+    facts = found.facts
+    assert found.problems == () and facts.os == "linux" and facts.user == 0
+    assert facts.arch == platform.machine()
+    libc, version = platform.libc_ver()
+    assert (facts.libc, facts.libc_version) == (libc, version)
+    assert facts.python_version.startswith("3.") and facts.python.startswith("/")
+    assert facts.programs["cat"].endswith("/cat") and "sh" in facts.shells
+    assert abs(facts.clock_skew_s) < 60
+    assert [place.path for place in facts.places] == [WANTED.session_dir, *WANTED.runtime_dirs]
+    assert all(place.writes and place.runs and place.free_mib > 0 for place in facts.places)
+    require(found)
+
+
+async def test_wants_that_are_not_there_are_all_named(provider):
+    wanted = Wanted(
+        session_dir="/proc/session",
+        runtime_dirs=("/sys/a", "/proc/b"),
+        programs=("no-such-program", "cat", "another one"),
+        architectures=("sparc",),
+        libcs=("bionic",),
+        image="sha256:" + "0" * 64,
+    )
+    found = await found_in(provider, wanted)
+    with pytest.raises(UnsupportedTarget) as raised:
+        require(found)
+    for words in (
+        "no no-such-program, another one",
+        f"architecture is {platform.machine()}; supported: sparc",
+        "supported: bionic",
+        "session files: /proc/session cannot be written to",
+        "runtimes: ",
+        "its image is not known",
+    ):
+        assert words in str(raised.value)
+
+
+async def test_space_is_counted(tmp_path):
+    provider = BubblewrapProvider({"runtime_dir": str(tmp_path / "run"), "space_limit_mib": 16})
+    assert (await found_in(provider, attrs.evolve(WANTED, free_mib=8))).problems == ()
+    (problem, other) = (await found_in(provider, attrs.evolve(WANTED, free_mib=64))).problems
+    assert "MiB free, 64 are needed" in problem and other.startswith("runtimes: ")
+
+
+async def test_busybox_alone(provider, busybox):
+    """No Python, no C library, no certificates; all else is told by what a small tree has."""
+    found = await found_in(provider, attrs.evolve(WANTED, programs=("tar", "git")), root=str(busybox))
+    facts = found.facts
+    assert (facts.libc, facts.libc_version, facts.python, facts.certificates) == ("none", None, None, None)
+    assert facts.arch == platform.machine() and "ash" in facts.shells and "bash" not in facts.shells
+    assert facts.programs == {"tar": "/bin/tar", "git": None}
+    assert all(place.writes and place.runs and place.free_mib > 0 for place in facts.places)
+    assert [problem.split(" which")[0] for problem in found.problems] == [
+        "it has no Python 3.8 or newer with its standard library,",
+        "it has no git",
+    ]
+    assert "no CA certificates" in found.warnings[0]
+
+
+@pytest.mark.registry
+async def test_musl(provider, musl):
+    found = await found_in(provider, attrs.evolve(WANTED, libcs=("glibc",), python=False), root=str(musl))
+    assert found.facts.libc == "musl" and found.facts.libc_version.startswith("1.")
+    assert found.problems == (f"its C library is musl {found.facts.libc_version}; supported: glibc",)
+
+
+async def test_shell_without_any_program(provider, tmp_path, busybox):
+    """Even `uname` and `df` are missing: unknown is said, not guessed."""
+    bare = tmp_path / "bare.tar"
+    with tarfile.open(busybox) as tar, tarfile.open(bare, "w") as kept:
+        for member in tar:
+            if member.name in ("bin", "tmp", "root", "etc", "bin/busybox", "bin/cat", "bin/ls", "bin/sh"):
+                kept.addfile(member, tar.extractfile(member) if member.isfile() else None)
+    script = preflight_script(WANTED, ["python3"])
+    spec = SandboxSpec(workdir="/task", ttl_s=120.0, root=str(bare))
+    async with opened(provider, lambda: spec) as sandbox:
+        # As an image with a plain shell: busybox itself runs its applets by name.
+        argv = ["sh", "-c", f"uname() {{ :; }}; df() {{ :; }}; date() {{ :; }}; id() {{ :; }}; {script}"]
+        result = await sandbox.exec(argv, timeout_s=30)
+    facts = read_facts(result.stdout, 0.0, ())
+    assert (facts.os, facts.arch, facts.user, facts.clock_skew_s) == ("", "", None, None)
+    assert "its architecture is unknown: it has no `uname`" in judged(facts, WANTED)[0]
+    assert facts.places[0].free_mib is None and facts.places[0].writes
+
+
+async def test_no_shell_at_all(provider, tmp_path):
+    needs_writable_root()
+    with tarfile.open(tmp_path / "empty.tar", "w") as tar:
+        tar.addfile(tarfile.TarInfo("file"), io.BytesIO(b""))
+    spec = SandboxSpec(workdir="/task", ttl_s=120.0, root=str(tmp_path / "empty.tar"))
+    async with opened(provider, lambda: spec) as sandbox:
+        with pytest.raises(UnsupportedTarget, match="no usable POSIX shell"):
+            await preflight(sandbox, WANTED)
+
+
+@pytest.mark.parametrize(
+    "output", [b"", b"[]", b"{}", b'{"os": "Linux"}', b"hello", b'{"places": [7]}', b"\xff"]
+)
+def test_other_answers_are_refused(output):
+    with pytest.raises(UnsupportedTarget, match="usable POSIX shell"):
+        read_facts(output, 0.0, ())
+
+
+def answer(**changes):
+    place = {"path": "/s", "tried": "/", "writes": True, "runs": True, "free_kib": "2048"}
+    facts = {
+        "os": "Linux", "arch": "x86_64", "libc": "glibc", "libc_version": "2.36", "user": "0", "clock": "1000",
+        "python": "/usr/bin/python3", "python_version": "3.11.2", "certificates": "/etc/ssl/cert.pem",
+        "shells": {"sh": "/bin/sh", "": None}, "programs": {"": None}, "places": [place, None],
+    }  # fmt: skip
+    return json.dumps({**facts, **changes}).encode()
+
+
+PINNED = "sha256:" + "a" * 64
+
+
+@pytest.mark.parametrize(
+    ("pinned", "images", "words"),
+    [
+        (PINNED, (PINNED,), None),
+        (f"name@{PINNED}", ("sha256:" + "b" * 64, PINNED), None),
+        (PINNED, ("sha256:" + "b" * 64,), f"pinned is {PINNED}"),
+        (PINNED, (), "its image is not known"),
+        ("debian:12", (PINNED,), "is no digest"),
+    ],
+)
+def test_image_is_compared_with_the_pinned_one(pinned, images, words):
+    facts = read_facts(answer(), 1000.0, images)
+    problems, _ = judged(facts, Wanted(session_dir="/s", image=pinned))
+    assert problems == () if words is None else words in problems[0]
+
+
+def test_clock_that_is_far_off_is_a_warning():
+    for host_s, is_told in ((1000.0, False), (1299.0, False), (1400.0, True), (600.0, True)):
+        facts = read_facts(answer(), host_s, ())
+        problems, warnings = judged(facts, Wanted(session_dir="/s"))
+        assert problems == () and any("clock" in one for one in warnings) is is_told
+
+
+def test_place_that_does_not_run_programs_is_a_problem():
+    place = {"path": "/s", "tried": "/", "writes": True, "runs": False, "free_kib": None}
+    facts = read_facts(answer(places=[place, None]), 1000.0, ())
+    assert judged(facts, Wanted(session_dir="/s"))[0] == ("session files: programs do not run from /s",)
+    assert os.path.isabs(facts.places[0].path)
