@@ -83,7 +83,11 @@ plant() {
     mkdir -p "$d" && : > "$d/stop.request" || exit 3
 }
 stands() { [ "$request" != stop ] || [ -e "$d/stop.request" ]; }
-await_end() { [ -f "$d/supervisor.pid" ] && stands && flock -s -w 5 9 9< "$d/supervisor.pid"; } 2> /dev/null
+await_end() {
+    left=$((end - up))
+    [ $left -gt 5 ] && left=5
+    [ -f "$d/supervisor.pid" ] && stands && flock -s -w $left 9 9< "$d/supervisor.pid"
+} 2> /dev/null
 case $request in
 stop) plant;;
 fence) [ -e "$d/launch.claim" ] || plant;;
