@@ -75,11 +75,12 @@ async def _findings(name: str, place: Place, plugins: Plugins) -> AsyncIterator[
     yield _machine()
     yield (plugin := _plugin(name, plugins))
     cache = open_cache(place["cache_dir"], may_build=False)
-    yield _cache(cache)
-    if plugin.is_well:
+    yield (room := _cache(cache))
+    can_try = plugin.is_well and room.is_well
+    if can_try:
         for finding in _cached(name, cache):
             yield finding
-    async for finding in _in_a_sandbox(name, place, plugins, cache, is_tried=plugin.is_well):
+    async for finding in _in_a_sandbox(name, place, plugins, cache, is_tried=can_try):
         yield finding
 
 

@@ -30,7 +30,7 @@ def install_harness(name: str, place: Place, *, as_json: bool) -> int:
     """Fill the cache with a harness's runtime, and run its check in a sandbox.
 
     Returns:
-        0; 1 when it cannot be installed; 3 when no sandbox can be had.
+        0; 1 when it cannot be installed; 3 when no sandbox can be had, or the cache cannot be written.
 
     Raises:
         PluginError: There is no such harness or sandbox provider.
@@ -39,6 +39,11 @@ def install_harness(name: str, place: Place, *, as_json: bool) -> int:
     harness, provider = plugins.harness(name), provider_of(plugins, place)
     say: Callable[[str], None] = partial(print, file=sys.stderr if as_json else sys.stdout, flush=True)
     cache = open_cache(place["cache_dir"], report=say)
+    try:
+        cache.shared.word()
+    except OSError as error:
+        print(f"inspan harness install: {cache.root} cannot be written: {error}", file=sys.stderr)
+        return INFRASTRUCTURE
     say(f"installing {name} {harness.spec.version} into {cache.root}")
     try:
         tried = anyio.run(_tried, harness, provider, place, cache)
