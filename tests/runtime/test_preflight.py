@@ -1,4 +1,4 @@
-"""The preflight answers rightly for real trees: the host's, one without Python, busybox alone, musl, no shell."""
+"""The preflight answers rightly for real trees: the host's, busybox alone, musl, a bare shell, none at all."""
 
 import io
 import json
@@ -95,7 +95,7 @@ async def test_hosts_root_is_fit(provider):
 async def test_wants_that_are_not_there_are_all_named(provider):
     wanted = Wanted(
         session_dir="/proc/session",
-        runtime_dirs=("/sys/a", "/proc/b"),
+        runtime_dirs=("/proc/a", "/proc/b"),
         programs=("no-such-program", "cat", "another one"),
         architectures=("sparc",),
         libcs=("bionic",),
@@ -128,7 +128,8 @@ async def test_busybox_alone(provider, busybox):
     facts = found.facts
     assert (facts.libc, facts.libc_version, facts.python, facts.certificates) == ("none", None, None, None)
     assert facts.arch == platform.machine() and "ash" in facts.shells and "bash" not in facts.shells
-    assert facts.programs == {"tar": "/bin/tar", "git": None}
+    # This shell knows its applets before it looks for files.
+    assert facts.programs in ({"tar": "tar", "git": None}, {"tar": "/bin/tar", "git": None})
     assert all(place.writes and place.runs and place.free_mib > 0 for place in facts.places)
     assert [problem.split(" which")[0] for problem in found.problems] == [
         "it has no Python 3.8 or newer with its standard library,",
@@ -183,11 +184,10 @@ def test_other_answers_are_refused(output):
 
 def answer(**changes):
     place = {"path": "/s", "tried": "/", "writes": True, "runs": True, "free_kib": "2048"}
-    facts = {
-        "os": "Linux", "arch": "x86_64", "libc": "glibc", "libc_version": "2.36", "user": "0", "clock": "1000",
-        "python": "/usr/bin/python3", "python_version": "3.11.2", "certificates": "/etc/ssl/cert.pem",
-        "shells": {"sh": "/bin/sh", "": None}, "programs": {"": None}, "places": [place, None],
-    }  # fmt: skip
+    facts = {"os": "Linux", "arch": "x86_64", "libc": "glibc", "libc_version": "2.36", "user": "0"}
+    facts |= {"clock": "1000", "python": "/usr/bin/python3", "python_version": "3.11.2"}
+    facts |= {"certificates": "/etc/ssl/cert.pem", "shells": {"sh": "/bin/sh", "": None}}
+    facts |= {"programs": {"": None}, "places": [place, None]}
     return json.dumps({**facts, **changes}).encode()
 
 
