@@ -48,6 +48,23 @@ class ResourcesServerConfig:
 
 
 @frozen(kw_only=True)
+class TlsConfig:
+    """The server's certificate, as PEM files.
+
+    Attributes:
+        certfile: The certificate with its chain.
+        keyfile: Its private key.
+        keyfile_password: Of an encrypted key.
+        ca_certs: Only clients with a certificate by these authorities are let in.
+    """
+
+    certfile: AbsolutePath
+    keyfile: AbsolutePath
+    keyfile_password: str | None = field(default=None, repr=False)
+    ca_certs: AbsolutePath | None = None
+
+
+@frozen(kw_only=True)
 class MountConfig:
     """A host path shown inside a sandbox of ours."""
 
@@ -112,6 +129,16 @@ class AgentConfig:
         runtime_cache_dir: The host's cache of harness runtimes; null: the user's cache folder.
         harness_options: The harness's own options.
         cookie_secret: Signs session cookies; null: made at first start and kept in `state_dir`.
+        journal_sync: ``normal``: the journal survives the death of the server; ``full``: of the machine too.
+        drain_timeout_seconds: At SIGTERM, how long runs under way may go on before they are left to the next
+            server; with a journal only.
+        recovery_timeout_seconds: How long new seeds wait for what a dead server left, at most.
+        bearer_token: What clients must send as ``Authorization: Bearer ...``; null: they need not.
+        allow_unauthenticated: Whether to listen beyond loopback without a `bearer_token`.
+        tls: Serve HTTPS; null: plain HTTP.
+        body_limit_bytes: Of a request.
+        header_limit_bytes: Of a request's line and headers together.
+        body_timeout_seconds: How long a client may take to send a request's body.
     """
 
     harness: Annotated[str, Text(min_length=1)]
@@ -137,3 +164,14 @@ class AgentConfig:
     runtime_cache_dir: AbsolutePath | None = None
     harness_options: Mapping[str, Any] = field(factory=dict)
     cookie_secret: Annotated[str, Text(min_length=SECRET_LENGTH)] | None = field(default=None, repr=False)
+    journal_sync: Literal["normal", "full"] = "normal"
+    drain_timeout_seconds: float = 30.0
+    recovery_timeout_seconds: float = 120.0
+    bearer_token: Annotated[str, Text(min_length=SECRET_LENGTH, pattern=KEY_PATTERN)] | None = field(
+        default=None, repr=False
+    )
+    allow_unauthenticated: bool = False
+    tls: TlsConfig | None = None
+    body_limit_bytes: Annotated[int, Whole(minimum=1024)] = 32 * 1024 * 1024
+    header_limit_bytes: Annotated[int, Whole(minimum=1024)] = 16 * 1024
+    body_timeout_seconds: float = 60.0

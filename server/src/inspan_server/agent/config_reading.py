@@ -16,7 +16,13 @@ import yaml
 from inspan_core.errors import ConfigError
 from inspan_core.faults import Fault, Faults
 from inspan_core.structuring import build_converter
-from inspan_server.agent.config import AgentConfig, ModelServerConfig, ResourcesServerConfig, SandboxConfig
+from inspan_server.agent.config import (
+    AgentConfig,
+    ModelServerConfig,
+    ResourcesServerConfig,
+    SandboxConfig,
+    TlsConfig,
+)
 from inspan_server.agent.config_check import check_agent, check_resources_server, check_sandbox
 
 CONFIG_LIMIT_BYTES = 4 * 1024 * 1024
@@ -59,8 +65,9 @@ _SECTIONS: Mapping[tuple[str | int, ...], type] = {
     ("model_server",): ModelServerConfig,
     ("resources_server",): ResourcesServerConfig,
     ("sandbox_config",): SandboxConfig,
+    ("tls",): TlsConfig,
 }
-_SECRETS = frozenset({"api_key", "cookie_secret", "headers", "cookies"})
+_SECRETS = frozenset({"api_key", "bearer_token", "cookie_secret", "headers", "cookies", "keyfile_password"})
 _CONVERTER = build_converter(
     {
         AgentConfig: check_agent,

@@ -64,7 +64,9 @@ def build_service(
         providers,
         evolve(_settings(config, spec, model_key), retains_artifacts=retains_artifacts),
         cache=_cache(config, environ),
-        journal=None if config.state_dir is None else SqliteJournal(Path(config.state_dir)),
+        journal=None
+        if config.state_dir is None
+        else SqliteJournal(Path(config.state_dir), sync=config.journal_sync),
         plugins=plugins,
     )
 
