@@ -21,10 +21,12 @@ import sys
 import threading
 from typing import Any
 
-from inspan_core import shim
+from inspan_core import shim, tool_bridge
 from inspan_hermes.model_calls import ModelCalls, Trace
 
 STATUS_LIMIT_CHARS = 4096
+# The toolset of the request's own functions.
+GRANTED = "granted"
 # What of Hermes' result is kept beside the trace.
 RESULT_KEYS = (
     "final_response",
@@ -54,7 +56,7 @@ class AgentRun:
 
     Args:
         order: ``site``, ``version``, ``workdir``, ``env``, ``config``, ``agent``, ``asked``,
-            ``servers``, ``tools``, ``prompt``, ``history``.
+            ``servers``, ``tool_bridge``, ``tools``, ``prompt``, ``history``.
         folder: The session folder.
         trace: Receives the events.
     """
@@ -95,11 +97,14 @@ class AgentRun:
             try:
                 importlib.import_module(name)
             except Exception as error:
-                raise NotReady("runtime_broken", "%s does not load: %s" % (name, error)) from error
+                raise NotReady("runtime_broken", f"{name} does not load: {error}") from error
         self._keep_task_environment(given)
         completions = importlib.import_module("openai.resources.chat.completions")
         self.calls.watch(completions.Completions)
         names = self._connect()
+        if self.order["tool_bridge"]:
+            self._register(self.order["tool_bridge"])
+            names.append(GRANTED)
         agent = self._agent(names)
         self._check(agent, names)
         with self.lock:
@@ -108,7 +113,7 @@ class AgentRun:
                 raise NotReady("stopped", "the run was stopped before the model was asked")
 
     def _keep_task_environment(self, given: dict[str, str]) -> None:
-        """Tools get the task's own variables: none of this run's, and all that Hermes would keep from them."""
+        """Tools get the task's own variables: none of this run's, none withheld by Hermes."""
         local = importlib.import_module("tools.environments.local")
         constants = importlib.import_module("hermes_constants")
         temporary = os.path.join(self.folder, "tmp")
@@ -122,7 +127,7 @@ class AgentRun:
         ]
         for place, name, value in changes:
             if not hasattr(place, name):
-                raise NotReady("settings_not_in_force", "Hermes' local environment has no %s" % name)
+                raise NotReady("settings_not_in_force", f"Hermes' local environment has no {name}")
             setattr(place, name, value)
 
     def _connect(self) -> list[str]:
@@ -138,14 +143,30 @@ class AgentRun:
             tools = list(getattr(task, "_registered_tool_names", ()) or ())
             error = mcp._server_connect_errors.get(name)
             if task is not None and task.session is not None and tools:
-                connected.append("mcp-%s" % name)
+                connected.append(f"mcp-{name}")
                 continue
             what = "it offers no tools" if task is not None and task.session is not None else error
-            message = "tool server %r could not be connected: %s" % (name, what or "no reason given")
+            message = f"tool server {name!r} could not be connected: {what or 'no reason given'}"
             if server["required"]:
                 raise NotReady("tool_server_unavailable", message)
             self.trace.say("tool_server.skipped", name=name, error=message[:STATUS_LIMIT_CHARS])
         return connected
+
+    def _register(self, bridge: dict[str, Any]) -> None:
+        """The request's functions as tools of Hermes' own kind, called from this process."""
+        jar = tool_bridge.Jar(bridge["cookies"], os.path.join(self.folder, tool_bridge.JAR))
+        server = tool_bridge.ToolServer(bridge, jar)
+        registry = importlib.import_module("tools.registry").registry
+
+        def handler(name: str) -> Any:
+            def call(arguments: Any, **_: Any) -> str:
+                text, is_error = server.call(name, arguments)
+                return json.dumps({"error": text}) if is_error else text
+
+            return call
+
+        for tool in bridge["tools"]:
+            registry.register(name=tool["name"], toolset=GRANTED, schema=tool, handler=handler(tool["name"]))
 
     def _agent(self, toolsets: list[str]) -> Any:
         say = self.trace.say
@@ -166,7 +187,7 @@ class AgentRun:
         )
         for name in ("_compress_context", "_handle_max_iterations", "interrupt", "valid_tool_names"):
             if not hasattr(agent, name):
-                raise NotReady("settings_not_in_force", "Hermes' agent has no %s" % name)
+                raise NotReady("settings_not_in_force", f"Hermes' agent has no {name}")
         self._watch(agent)
         return agent
 
@@ -185,7 +206,7 @@ class AgentRun:
                 told = {"outcome": "completed" if changed else "aborted", "messages": len(result[0])}
                 return result
             except BaseException as error:
-                told["error"] = "%s: %s" % (type(error).__name__, str(error)[:STATUS_LIMIT_CHARS])
+                told["error"] = f"{type(error).__name__}: {str(error)[:STATUS_LIMIT_CHARS]}"
                 raise
             finally:
                 self.calls.purpose = outer
@@ -206,12 +227,13 @@ class AgentRun:
         version = importlib.import_module("hermes_cli").__version__
         home = str(importlib.import_module("hermes_constants").get_hermes_home())
         tools = sorted(agent.valid_tool_names)
-        granted = [name for name in tools if name.startswith("mcp__")]
+        served = [name for name in tools if name.startswith("mcp__")]
+        functions = [tool["name"] for tool in (order["tool_bridge"] or {"tools": []})["tools"]]
         facts = [
             ("version", version, order["version"]),
             ("HERMES_HOME", home, order["env"]["HERMES_HOME"]),
-            ("built-in tools", [name for name in tools if name not in granted], sorted(order["tools"])),
-            ("granted tools", bool(granted), bool(toolsets)),
+            ("tools", [name for name in tools if name not in served], sorted([*order["tools"], *functions])),
+            ("tools of servers", bool(served), any(name != GRANTED for name in toolsets)),
             ("max_tokens", agent.max_tokens, order["agent"]["max_tokens"]),
             ("max_iterations", agent.max_iterations, order["agent"]["max_iterations"]),
             ("base_url", agent.base_url, order["agent"]["base_url"]),
@@ -220,10 +242,12 @@ class AgentRun:
         ]
         for name, found, wanted in facts:
             if found != wanted:
-                message = "%s is %r, wanted %r" % (name, found, wanted)
+                message = f"{name} is {found!r}, wanted {wanted!r}"
                 raise NotReady("settings_not_in_force", message)
         ready = {"version": version, "tools": tools, "session_id": agent.session_id}
         shim.write_atomically(os.path.join(self.folder, "ready.json"), ready)
+        if functions:
+            shim.write_atomically(os.path.join(self.folder, tool_bridge.READY), {"tools": functions})
         self.trace.say("ready", **ready)
 
     def converse(self) -> dict[str, Any]:

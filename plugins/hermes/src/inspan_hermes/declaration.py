@@ -29,13 +29,13 @@ HARNESS = HarnessSpec(
         "temperature": "applied",
         "top_p": "applied",
         "reasoning": "applied",
-        # Applied in the one sense in which Hermes can: its own tools, chosen freely by the model.
+        # Functions of a direct_http grant, beside Hermes' own tools; the model chooses freely.
         "tools": "applied",
         "tool_choice": "applied",
         "parallel_tool_calls": "applied",
         "model": "ignored",
     },
-    tool_sources=frozenset({"builtin", "mcp"}),
+    tool_sources=frozenset({"builtin", "mcp", "direct_http"}),
     builtin_tools=frozenset((*BUILTIN_TOOLS, *TOOLSETS)),
     options={
         "context_length": 131072,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
+from inspan_core.function_tools import READY, READY_LIMIT_BYTES, direct_http_grant, read_functions
 from inspan_core.harness import (
     ActivationContext,
     CollectContext,
@@ -64,6 +65,8 @@ async def inspan_install(context: HarnessContext) -> Mapping[str, Any]:
 async def inspan_stage(context: ActivationContext) -> SandboxCommand:
     """Upload the activation's input; the command names only the shim."""
     options = read_options(context.options)
+    grant = direct_http_grant(context.tool_accesses)
+    functions = read_functions(context.request, HARNESS, grant)
     order = run_order(
         read_request(context.request, options),
         options,
@@ -75,6 +78,7 @@ async def inspan_stage(context: ActivationContext) -> SandboxCommand:
         model_key=context.model_key,
         run_timeout_s=context.run_timeout_s,
         servers=read_servers(context.tool_accesses),
+        tools=None if grant is None or not functions else (grant, functions),
     )
     await context.upload_text("input.json", json.dumps(order), mode=0o600)
     python = str(context.runtime["python"])
@@ -86,6 +90,7 @@ async def inspan_collect(context: CollectContext) -> None:
     """Copy what the shim and Hermes left."""
     for name, limit_bytes in WHOLE_FILES.items():
         await context.download(name, limit_bytes=limit_bytes)
+    await context.download(READY, limit_bytes=READY_LIMIT_BYTES, optional=True)
     for name, limit_bytes in TAIL_FILES.items():
         await context.download(name, limit_bytes=limit_bytes, tail=True)
 

@@ -20,7 +20,8 @@ import json
 import os
 import threading
 import time
-from typing import Any, Callable, Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from inspan_core import shim
 
@@ -38,7 +39,7 @@ class Trace:
         self.lock = threading.Lock()
         self.last_dropped = None
 
-    def say(self, kind: str, **data: Any) -> None:
+    def say(self, kind: str, /, **data: Any) -> None:
         """Write one event; what is no JSON is written as text."""
         event = {"type": kind, **data}
         line = json.dumps({"at": time.time(), "event": event}, default=str).encode()
@@ -117,7 +118,7 @@ class ModelCalls:
                 sent = request.get("max_completion_tokens")
             if sent != asked:
                 self.trace.say("settings.violated", field=field, asked=asked, sent=sent)
-                raise SettingsNotApplied("%s is %r in the model request, asked was %r" % (field, sent, asked))
+                raise SettingsNotApplied(f"{field} is {sent!r} in the model request, asked was {asked!r}")
 
     def _note(self, number: int, purpose: str, request: dict[str, Any]) -> None:
         settings = {key: request[key] for key in SHOWN if key in request}
@@ -149,7 +150,7 @@ class ModelCalls:
                 answer.take(chunk.model_dump())
                 yield chunk
         except Exception as error:
-            answer.fault = "%s: %s" % (type(error).__name__, error)
+            answer.fault = f"{type(error).__name__}: {error}"
             self.failed(number, error)
             raise
         finally:
@@ -170,7 +171,7 @@ class ModelCalls:
             try:
                 body = response.text[:BODY_LIMIT_CHARS]
             except Exception as unread:
-                body = "(unread: %s)" % type(unread).__name__
+                body = f"(unread: {type(unread).__name__})"
         status = getattr(error, "status_code", None)
         if body is None and isinstance(getattr(error, "body", None), (dict, str)):
             body = json.dumps(error.body)[:BODY_LIMIT_CHARS]  # type: ignore[attr-defined]

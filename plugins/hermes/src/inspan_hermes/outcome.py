@@ -8,6 +8,7 @@ from typing import Any
 
 from inspan_core.ending import Ending, context_overflow, failed, model_error
 from inspan_core.findings import Outcome
+from inspan_core.function_tools import missing_tools
 from inspan_core.harness import ParseInput
 from inspan_hermes.trace import Call, Trace, text
 
@@ -29,6 +30,9 @@ def read_ending(run: ParseInput, trace: Trace) -> Ending:
     if isinstance(error, Mapping):
         message = f"{text(error.get('type'))}: {text(error.get('message'))[:4000]}"
         return failed(f"Hermes did not run: {message}", text(error.get("type")) or "harness_error")
+    absent = missing_tools(run.artifacts, run.request)
+    if absent is not None:
+        return failed(absent, "tools_unavailable")
     if "ready.json" not in run.artifacts.files and trace.output is not None:
         return failed("the shim did not confirm that the settings were in force", "settings_not_in_force")
     if trace.output is None:

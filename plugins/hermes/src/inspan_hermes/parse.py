@@ -86,8 +86,12 @@ def _run_gaps(run: ParseInput, trace: Trace) -> list[ObservationGap]:
     if parse_runtime_info(run.artifacts.files.get("runtime_info.json")) is None:
         detail = "runtime_info.json is missing or malformed"
         gaps.append(ObservationGap(code="runtime_info_unavailable", detail=detail))
-    for error in trace.skipped:
-        gaps.append(ObservationGap(code="tool_server_disconnected", detail=error[:1000]))
+    gaps += [ObservationGap(code="tool_server_disconnected", detail=error[:1000]) for error in trace.skipped]
+    failures = [call.failure for call in trace.calls[:-1] if call.failure is not None]
+    if failures:
+        kinds = ", ".join(str(failure.status or failure.kind) for failure in failures)[:400]
+        detail = f"{len(failures)} model calls failed and were repeated or done without: {kinds}"
+        gaps.append(ObservationGap(code="model_call_failed", detail=detail))
     unnamed = sum(call.was_answered and call.response_id is None for call in trace.calls)
     if unnamed:
         detail = f"{unnamed} answers of the model server have no id"

@@ -66,10 +66,6 @@ def read_request(request: Mapping[str, Any], options: HermesOptions) -> HermesRe
 
 def _only_defaults(request: Mapping[str, Any]) -> None:
     """Fields that Hermes serves in one way only."""
-    if request.get("tools"):
-        raise RequestRefused(
-            "hermes brings its own tools and takes no others: `tools` must be empty", field="tools"
-        )
     if request.get("tool_choice") not in (None, "auto"):
         raise RequestRefused(
             f"hermes lets the model choose: `tool_choice` must be 'auto', not {request['tool_choice']!r}",

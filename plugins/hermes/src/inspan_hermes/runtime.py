@@ -1,4 +1,4 @@
-"""The pinned runtime: `hermes-agent[mcp]` and all it needs, put together on the host for the sandbox's Python.
+"""The pinned runtime: `hermes-agent[mcp]` with all it needs, put together on the host for a sandbox's Python.
 
 Source: the wheels that `pinned/constraints.txt` names with their digests; pip takes no others, and builds
 nothing. They lie in one folder that only the shim puts on its path: nothing is installed into any
@@ -58,6 +58,7 @@ async def install(context: HarnessContext) -> dict[str, str]:
         interpreter.path,
         "-I",
         "-S",
+        "-B",
         "-c",
         _HEALTH,
         "{prefix}",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from inspan_core.wire import McpAccess
+from inspan_core.function_tools import FunctionTool, bridge_order
+from inspan_core.wire import DirectHttpAccess, McpAccess
 from inspan_hermes.declaration import BUILTIN_TOOLS, HERMES_VERSION, TOOLSETS, HermesOptions
 from inspan_hermes.request import HermesRequest
 
@@ -27,8 +28,13 @@ def run_order(
     model_key: str,
     run_timeout_s: float,
     servers: Sequence[McpAccess] = (),
+    tools: tuple[DirectHttpAccess, Sequence[FunctionTool]] | None = None,
 ) -> dict[str, Any]:
-    """The content of ``input.json``."""
+    """The content of ``input.json``.
+
+    Args:
+        tools: The request's functions with the grant that they are called by, or None: there are none.
+    """
     patience_s = run_timeout_s + MODEL_TIMEOUT_MARGIN_S
     return {
         "version": HERMES_VERSION,
@@ -55,6 +61,7 @@ def run_order(
         },
         "asked": _asked(request),
         "servers": {server.name: _server(server, patience_s) for server in servers},
+        "tool_bridge": None if tools is None else _bridge(*tools, patience_s),
         "prompt": request.prompt,
         "history": [dict(message) for message in request.history],
     }
@@ -144,3 +151,8 @@ def _server(server: McpAccess, patience_s: float) -> dict[str, Any]:
         "elicitation": {"enabled": False},
     }
     return {"required": server.required, "config": config}
+
+
+def _bridge(grant: DirectHttpAccess, functions: Sequence[FunctionTool], patience_s: float) -> dict[str, Any]:
+    """The shim calls the functions itself: nobody has to show it a token, and no URL has to be written."""
+    return bridge_order(grant, functions, token="", url_mark="", timeout_s=patience_s, fetched_is_ready=False)

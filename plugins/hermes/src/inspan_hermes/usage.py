@@ -44,7 +44,7 @@ def _counts(call: Call) -> dict[str, int] | None:
     }
     counts = {"input": usage.get("prompt_tokens"), "output": usage.get("completion_tokens"), **details}
     if all(type(count) is int and count >= 0 for count in counts.values()):
-        return counts  # type: ignore[return-value]
+        return counts
     return None
 
 
