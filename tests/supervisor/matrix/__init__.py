@@ -1,1 +1,1 @@
-"""The supervisor's rules as a table, and every cell of it tried with real processes through real sandboxes."""
+"""The supervisor's rules as a table, and each of its cells tried with real processes in real sandboxes."""

@@ -89,6 +89,8 @@ class Bench:
     async def add_strangers(self, count, argv):
         """Start processes that no ending may hit."""
         self.strangers += (await self.observe("stranger", count=count, argv=argv))["started"]
+        if self.baseline is not None:
+            await self.isolate()
 
     async def isolate(self):
         """From now on whoever lives after a sweep, beside those who live now, has escaped."""
@@ -161,8 +163,9 @@ class Session:
 
     async def observe(self, do, **order):
         places = {"session_dir": self.dir, "work": self.work, "marker": self.marker}
-        places["strangers"] = self.bench.strangers
-        return await self.bench.observe(do, timeout_s=STEP_S, **{**places, **order})
+        return await self.bench.observe(
+            do, **{**places, "strangers": self.bench.strangers, "timeout_s": STEP_S, **order}
+        )
 
     async def sweep(self):
         living = (await self.observe("sweep", until=self.bench.baseline))["living"]
@@ -189,6 +192,8 @@ class Session:
             raise Violation(f"no confirmed receipt: {error}") from error
         if not isinstance(receipt, CleanupReceipt):
             raise Violation(f"a harness that was launched is said to be {receipt}")
+        if not receipt.cleanup_confirmed:
+            raise Violation(f"no confirmed receipt: {receipt}")
         return receipt
 
     async def report(self):

@@ -145,9 +145,9 @@ def differences_of_report(outcome, seen):
             elif name is not None:
                 stands.setdefault(name, set()).add(kind)
     for name in seen.known.keys() - {"harness", "supervisor"}:
-        allowed, found = outcome.listed.get(name, frozenset()), stands.get(name, set())
-        if (len(found) != 1 or not found <= allowed) if allowed else found:
-            yield f"{name} is listed as {sorted(found)}, expected {sorted(allowed) or 'nothing'}"
+        allowed, found = outcome.listed[name], stands.get(name, set())
+        if len(found) != 1 or not found <= allowed:
+            yield f"{name} is listed as {sorted(found)}, expected {sorted(allowed)}"
     if not stands.get("harness", set()) <= {"killed"} or "supervisor" in stands:
         yield f"the harness or the supervisor is listed: {stands}"
 

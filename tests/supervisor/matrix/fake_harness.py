@@ -3,8 +3,8 @@
     fake_harness.py KIND BEHAVIOUR CODE waits|writes
 
 Every process tells its pid in ``$WORK/<name>.pid``, the harness last. It ends with CODE when somebody writes
-to the FIFO ``$WORK/go``. With "writes", all but the services append to ``$WORK/<name>.log`` without end and hold
-``$WORK/lifeline`` open.
+to the FIFO ``$WORK/go``. With "writes", all but the services append to ``$WORK/<name>.log`` without end and
+hold ``$WORK/lifeline`` open.
 """
 
 import os

@@ -235,9 +235,32 @@ def stranger(order):
     return {"started": started}
 
 
+def zombies(order):
+    """The zombies of a parent, once there are none or the time is over."""
+    deadline = time.monotonic() + order["timeout_s"]
+    while True:
+        stats = [(int(name), stat_of(name)) for name in os.listdir("/proc") if name.isdigit()]
+        found = [pid for pid, stat in stats if stat and stat[:2] == ("Z", order["parent"])]
+        if not found or time.monotonic() > deadline:
+            return {"zombies": found}
+        time.sleep(0.002)
+
+
+def appears(order):
+    """Wait until all paths exist."""
+
+    def check():
+        for path in order["paths"]:
+            if not os.path.exists(path):
+                raise NotYet(path)
+        return {}
+
+    return poll(check, order)
+
+
 ORDERS = {
     "stranger": stranger, "ready": ready, "bring_end": bring_end, "kill_at_term": kill_at_term,
-    "census": census, "sweep": sweep,
+    "census": census, "sweep": sweep, "zombies": zombies, "appears": appears,
 }  # fmt: skip
 
 if __name__ == "__main__":

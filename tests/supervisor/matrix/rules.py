@@ -116,8 +116,8 @@ CELLS = tuple(cell for cell in ALL if excluded_because(cell) is None)
 class Outcome:
     """One allowed way in which a cell may end: everything that is seen has to tell of this one.
 
-    `lives` are the names of the survivors; `listed` says in which lists of the report a name may stand,
-    exactly one of them; a name that is not in it stands in none.
+    `lives` are the names of the survivors; `listed` says in which lists of the report a name may stand: in
+    exactly one of them.
     """
 
     ending: str
@@ -148,7 +148,7 @@ def outcome(cell: Cell, ending: str, return_codes: set[int]) -> Outcome:
         return_codes=frozenset(return_codes),
         timed_out=cell.ending.name == "deadline",
         lives=lives,
-        listed={name: lists for name in processes if (lists := listing(processes[name], ending, lives))},
+        listed={name: listing(process, processes, ending, lives) for name, process in processes.items()},
     )
 
 
@@ -161,12 +161,14 @@ def survives(process: Process, processes: dict[str, Process], ending: str) -> bo
     return process.above is not None and survives(processes[process.above], processes, ending)
 
 
-def listing(process: Process, ending: str, lives: frozenset[str]) -> frozenset[str]:
-    """Survivors are listed when the supervisor is their parent at the end."""
+def listing(
+    process: Process, processes: dict[str, Process], ending: str, lives: frozenset[str]
+) -> frozenset[str]:
+    """Survivors are listed as whoever is above them and under the supervisor at the end."""
     if process.name not in lives:
         return frozenset({KILLED})
     if process.above is not None:
-        return frozenset()
+        return listing(processes[process.above], processes, ending, lives)
     if process.place == UNDERWAY:
         return frozenset({UNFINISHED})
     # At a natural exit only who was adopted before the last look around is known as a service.
@@ -193,7 +195,7 @@ def class_of(cell: Cell) -> object:
                         process.place,
                         depth[process.name],
                         process.name in one.lives,
-                        one.listed.get(process.name),
+                        one.listed[process.name],
                     )
                     for process in processes
                 ),

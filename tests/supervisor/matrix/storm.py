@@ -1,6 +1,6 @@
 """A harness whose tools fork without end, and somebody else who does the same; runs inside the sandbox only.
 
-    storm.py harness    a child in the group, a tool, a service, and a relay; SIGTERM ends only the harness
+    storm.py harness    a child in the group, a tool, a service, and a relay
     storm.py stranger   forks and reaps, for ever
 
 A relay is a process that forks and exits at once: all it ever is has a new pid at the next look.

@@ -1,0 +1,346 @@
+"""Questions about one rule each that no cell asks. Each raises Violation when the rule is broken."""
+
+from functools import partial
+
+from inspan_core.errors import EvidenceMissing, HarnessTerminationError
+from inspan_runtime import supervisor_client as client
+
+from .bench import Budgets, SetupFailed, Violation
+from .cells import try_cell
+from .rules import ADOPTED, GROUP, UNDERWAY, Cell, Ending
+
+BRIEF = Budgets(run_s=30.0, grace_s=1.5, cleanup_s=3.0, receipt_s=8.0)
+STARTED = 'echo x >> "$WORK/started"; '
+REPORT = 'report() { echo "$2" > "$WORK/$1.tmp" && mv "$WORK/$1.tmp" "$WORK/$1.pid"; }; '
+TOOL = "setsid sh -c 'echo $$ > $WORK/t; mv $WORK/t $WORK/tool.pid; exec sleep 1000' & "
+WAIT = "while :; do sleep 1000; done"
+CROWD = 300
+NOBODY = {"processes": [], "is_stopped": False, "writes": False}
+
+# Whatever Python opens under this name, something else happens first.
+BEFORE_OPENING = """
+import os
+real_open = os.open
+def open_later(path, *arguments, **named):
+    if str(path).endswith({name!r}) and arguments[0] & os.O_CREAT:
+        os.open = real_open
+        {before}
+        opened = real_open(path, *arguments, **named)
+        {after}
+        return opened
+    return real_open(path, *arguments, **named)
+os.open = open_later
+"""
+# A kernel that hides something of /proc.
+HIDE_TABLE = """
+import os
+real_listdir = os.listdir
+def listdir(path):
+    if path == "/proc" and {condition}:
+        raise PermissionError(1, "hidden")
+    return real_listdir(path)
+os.listdir = listdir
+"""
+HIDE_ROW = """
+import builtins, os
+real_open = open
+def open_but_one(path, *arguments, **named):
+    if isinstance(path, str) and path == "/proc/%s/stat" % pid_of_tool():
+        raise PermissionError(13, "hidden")
+    return real_open(path, *arguments, **named)
+def pid_of_tool():
+    try:
+        return real_open({path!r}).read().strip()
+    except OSError:
+        return ""
+builtins.open = open_but_one
+"""
+# The harness dies just before a look for its orphans.
+DEATH_BEFORE_CHILDREN = """
+import builtins, os
+real_open = open
+def open_after_the_exit(path, *arguments, **named):
+    if str(path).endswith("/children") and os.path.exists({flag!r}):
+        os.unlink({flag!r})
+        pid = int(real_open({pid!r}).read())
+        os.kill(pid, 9)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    return real_open(path, *arguments, **named)
+builtins.open = open_after_the_exit
+"""
+
+
+def cell(kind, behaviour, ending):
+    """The matrix's own question, in the sandbox that a broken supervisor cannot leave."""
+    return partial(ask_cell, Cell(kind, behaviour, Ending(ending), "bubblewrap"))
+
+
+async def ask_cell(one, bench, source):
+    await try_cell(bench, one, source=source, budgets=BRIEF)
+
+
+def statement(text, **values):
+    return f"exec({text.format(**values)!r})"
+
+
+async def staged(bench, source, script, budgets=BRIEF):
+    session = await bench.session(source)
+    await session.stage(["/bin/sh", "-c", script], budgets)
+    return session
+
+
+async def exists(session, path):
+    return (await session.bench.sandbox.exec(["test", "-e", path], timeout_s=10)).exit_code == 0
+
+
+def require(condition, what):
+    if not condition:
+        raise Violation(what)
+
+
+async def refuses_to_launch(session, prelude=""):
+    async with session.launched(prelude) as launch:
+        code = await launch.exit_code(BRIEF.receipt_s)
+    require(code == 125, f"the launch ended with {code}, expected 125")
+    require(not await exists(session, f"{session.work}/started"), "the harness was started")
+
+
+async def a_lost_claim_launches_nothing(bench, source):
+    session = await staged(bench, source, STARTED + "exit 0")
+    prelude = statement(
+        BEFORE_OPENING,
+        name="launch.claim",
+        before="os.close(real_open(path, os.O_CREAT | os.O_WRONLY))",
+        after="",
+    )
+    await refuses_to_launch(session, prelude)
+
+
+async def a_stop_fences_later_launches(bench, source):
+    session = await staged(bench, source, STARTED + "exit 0")
+    told = await client.stop_and_confirm_cleanup(bench.sandbox, session.dir, timeout_s=BRIEF.receipt_s)
+    require(isinstance(told, client.NeverLaunched), f"before any launch a stop tells {told}")
+    await refuses_to_launch(session)
+    require(not await exists(session, f"{session.dir}/launch.claim"), "a fenced launch has claimed")
+
+
+async def a_stop_after_the_claim_launches_nothing(bench, source):
+    session = await staged(bench, source, STARTED + "exit 0")
+    after = f"os.close(real_open({session.dir + '/stop.request'!r}, os.O_CREAT | os.O_WRONLY))"
+    await refuses_to_launch(
+        session, statement(BEFORE_OPENING, name="launch.claim", before="pass", after=after)
+    )
+    receipt = await client.read_receipt(bench.sandbox, session.dir)
+    require(receipt is not None and receipt.return_code is None, f"{receipt}, expected one of no run")
+
+
+async def a_retired_folder_fences_later_launches(bench, source):
+    session = await staged(bench, source, STARTED + "exit 0")
+    await bench.sandbox.upload(f"{session.dir}.retired", b"")
+    await refuses_to_launch(session)
+
+
+async def a_relay_is_caught_and_its_neighbour_spared(bench, source):
+    """Among others: of a few processes, a look is over before a relay has moved on."""
+    await bench.add_strangers(max(0, CROWD - len(bench.strangers)), ["sleep", "100000"])
+    session = await bench.session(source)
+    await session.stage([bench.python, "-I", "-S", f"{bench.root}/storm.py", "harness"], BRIEF)
+    places = {"child": GROUP, "tool": UNDERWAY, "service": ADOPTED}
+    processes = [{"name": name, "place": place, "above": None} for name, place in places.items()]
+    async with session.launched() as launch:
+        known = (await session.observe("ready", **{**NOBODY, "processes": processes}))["known"]
+        await session.stop(BRIEF)
+        census = await session.observe("census", known=known, writes=True)
+        require(not census["holders"], "somebody of the relay lives on")
+        require(census["marked"] == [known["service"]], f"alive are {census['marked']}, {known}")
+        await launch.exit_code()
+
+
+async def orphans_are_reaped_during_the_run(bench, source):
+    script = REPORT + "for i in $(seq 40); do (setsid true &); done; report harness $$; " + WAIT
+    session = await staged(bench, source, script)
+    async with session.launched():
+        known = (await session.observe("ready", **NOBODY))["known"]
+        left = await session.observe("zombies", parent=known["supervisor"][0], timeout_s=4.0)
+        require(left["zombies"] == [], f"zombies stand during the run: {left}")
+        await session.stop(BRIEF)
+
+
+async def what_is_hidden_is_no_proof(bench, source, prelude="", survivors=None):
+    """A tool and a service live when the stop comes, and something of /proc cannot be read."""
+    script = (
+        REPORT
+        + "(setsid sh -c 'echo $$ > $WORK/s; mv $WORK/s $WORK/service.pid; exec sleep 1000' &); "
+        + TOOL
+        + "report harness $$; wait"
+    )
+    session = await staged(bench, source, script)
+    places = {"tool": UNDERWAY, "service": ADOPTED}
+    processes = [{"name": name, "place": place, "above": None} for name, place in places.items()]
+    text = prelude.replace("{path!r}", repr(f"{session.work}/tool.pid"))
+    text = text.replace("{stop!r}", repr(f"{session.dir}/stop.request"))
+    async with session.launched(f"exec({text!r})"):
+        known = (await session.observe("ready", **{**NOBODY, "processes": processes}))["known"]
+        try:
+            told = await client.stop_and_confirm_cleanup(
+                bench.sandbox, session.dir, timeout_s=BRIEF.receipt_s
+            )
+        except HarnessTerminationError as negative:
+            require(not negative.receipt.cleanup_confirmed, "a negative receipt that confirms")
+        except EvidenceMissing as missing:
+            raise Violation(f"no receipt: {missing}") from missing
+        else:
+            raise Violation(f"what could not be read counts as proof: {told}")
+        census = await session.observe("census", known=known, writes=False)
+        require("service" in census["lives"], "a service was killed that nobody could tell from a tool")
+
+
+a_hidden_table_is_no_proof = partial(what_is_hidden_is_no_proof, prelude=HIDE_TABLE.format(condition="True"))
+a_hidden_process_is_no_proof = partial(what_is_hidden_is_no_proof, prelude=HIDE_ROW)
+# Hidden once, when the stop comes, and readable afterwards: who was a service then stays unknown.
+a_table_hidden_at_the_stop_is_no_record = partial(
+    what_is_hidden_is_no_proof,
+    prelude=HIDE_TABLE.format(
+        condition="os.path.exists({stop!r}) and not hidden.append(1) and len(hidden) == 1"
+    ).replace("import os", "import os\nhidden = []", 1),
+)
+
+
+async def a_look_after_the_exit_knows_no_services(bench, source):
+    session = await staged(bench, source, REPORT + TOOL + "report harness $$; wait")
+    processes = [{"name": "tool", "place": UNDERWAY, "above": None}]
+    flag, pid = f"{session.work}/now", f"{session.work}/harness.pid"
+    async with session.launched(statement(DEATH_BEFORE_CHILDREN, flag=flag, pid=pid)) as launch:
+        known = (await session.observe("ready", **{**NOBODY, "processes": processes}))["known"]
+        await bench.sandbox.upload(flag, b"")
+        await session.ended(launch, BRIEF)
+    listed = {kind: [one["pid"] for one in entries] for kind, entries in (await session.report()).items()}
+    require(listed == {"killed": [], "preserved": [], "unfinished": [known["tool"][0]]}, f"{listed}")
+
+
+async def a_receipt_is_the_last_word(bench, source):
+    """Whoever sees it by chance, without waiting for the supervisor's end, may rely on it as well."""
+    session = await staged(bench, source, REPORT + TOOL + "trap '' TERM; report harness $$; " + WAIT)
+    processes = [{"name": "tool", "place": UNDERWAY, "above": None}]
+    async with session.launched() as launch:
+        known = (await session.observe("ready", **{**NOBODY, "processes": processes}))["known"]
+        await bench.sandbox.upload(f"{session.dir}/stop.request", b"")
+        await session.observe("appears", paths=[f"{session.dir}/cleanup.json"])
+        census = await session.observe("census", known=known, writes=False)
+        require(census["marked"] == [], f"with the receipt there live {census['lives']}")
+        await session.ended(launch, BRIEF)
+
+
+async def a_receipt_replaces_what_lies_in_its_place(bench, source):
+    script = 'echo task > "$WORK/file"; ln "$WORK/file" "$DIR/cleanup.json"; exit 0'
+    session = await staged(bench, source, script)
+    async with session.launched() as launch:
+        receipt = await session.ended(launch, BRIEF)
+    require(receipt.return_code == 0, f"{receipt}, expected 0")
+    text = await client.read_text(bench.sandbox, path=f"{session.work}/file")
+    require(text == "task\n", f"the receipt was written into the task's file: {text}")
+
+
+async def an_exit_code_is_no_time_out(bench, source):
+    for code in (124, 137):
+        session = await staged(bench, source, f"exit {code}")
+        async with session.launched() as launch:
+            receipt = await session.ended(launch, BRIEF)
+        require((receipt.return_code, receipt.timed_out) == (code, False), f"{receipt} of exit {code}")
+
+
+async def a_held_zombie_does_not_block(bench, source):
+    holder = (
+        "import os, signal; pid = os.fork(); "
+        "pid or os.kill(os.getpid(), 9); os.setpgid(0, 0); "
+        "open(os.environ['WORK'] + '/holder.pid', 'w').write(str(os.getpid())); signal.pause()"
+    )
+    script = REPORT + f'{bench.python} -I -S -c "{holder}" & report harness $$; wait'
+    session = await staged(bench, source, script)
+    processes = [{"name": "holder", "place": UNDERWAY, "above": None}]
+    async with session.launched() as launch:
+        known = (await session.observe("ready", **{**NOBODY, "processes": processes}))["known"]
+        await session.observe("bring_end", exit=True, kill=known["harness"][0], stop=False, offset_ms=0)
+        receipt = await session.ended(launch, BRIEF)
+        require(receipt.return_code == -9, f"{receipt}, expected -9")
+
+
+async def strangers_signals_change_nothing(bench, source):
+    session = await staged(bench, source, REPORT + "report harness $$; " + WAIT)
+    async with session.launched():
+        known = (await session.observe("ready", **NOBODY))["known"]
+        script = f"for name in TERM HUP INT PIPE USR1 ALRM; do kill -$name {known['supervisor'][0]}; done"
+        await bench.sandbox.exec(["sh", "-c", script], timeout_s=10)
+        census = await session.observe("census", known=known, writes=False)
+        require("harness" in census["lives"], "a stranger's signal has stopped the harness")
+        receipt = await session.stop(BRIEF)
+        require(receipt.return_code == -15, f"{receipt}, expected -15")
+
+
+async def a_deleted_folder_is_no_run_that_never_was(bench, source):
+    script = REPORT + 'report harness $$; while [ ! -e "$WORK/now" ]; do sleep 0.01; done; '
+    script += 'rm -rf "$DIR"; : > "$WORK/deleted"; ' + WAIT
+    session = await staged(bench, source, script)
+    async with session.launched():
+        await session.observe("ready", **NOBODY)
+        await bench.sandbox.upload(f"{session.work}/now", b"")
+        paths = [f"{session.work}/deleted", f"{session.dir}/launch.claim"]
+        try:
+            await session.observe("appears", paths=paths, timeout_s=5.0)
+        except SetupFailed as missing:
+            raise Violation(f"a stop would find no launch: {missing}") from missing
+        receipt = await session.stop(BRIEF)
+        require(receipt.return_code == -15, f"{receipt}, expected -15")
+
+
+async def inside(bench, source, script):
+    """Run a script in the sandbox that has the supervisor's own functions at hand, as `names`."""
+    session = await bench.session()
+    await bench.sandbox.upload(f"{session.work}/supervisor.py", source)
+    load = (
+        "import os, subprocess, sys\nnames = {'__name__': 'supervisor'}\n"
+        "exec(compile(open(sys.argv[1]).read(), sys.argv[1], 'exec'), names)\n"
+    )
+    argv = [bench.python, "-I", "-S", "-c", load + script, f"{session.work}/supervisor.py"]
+    result = await bench.sandbox.exec(argv, timeout_s=20)
+    if result.stderr:
+        raise SetupFailed(result.stderr.decode(errors="replace"))
+    require(result.stdout == b"true\n", f"expected true: {result}")
+
+
+async def a_pid_of_somebody_else_is_not_killed(bench, source):
+    """The stranger is no child of ours, and it answers: to be just killed does not look different at once."""
+    script = """
+shell = subprocess.Popen(["sh", "-c", "exec 3<&0; cat <&3 & echo $!; wait"], bufsize=1, text=True,
+                         stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+process = names["look_up"](int(shell.stdout.readline()))
+process.identity = (process.pid, process.identity[1] - 1)
+names["kill"](process)
+shell.stdin.write("there?\\n")
+shell.stdin.flush()
+print(str(shell.stdout.readline() == "there?\\n").lower())
+"""
+    await inside(bench, source, script)
+
+
+async def a_spared_pid_of_somebody_else_is_not_spared(bench, source):
+    """The service that was recorded is dead, and a new child of ours has got its pid."""
+    script = """
+import signal
+pid = os.fork() or signal.pause()
+run = names["Run"]("/nowhere", {"drain": "seed"})
+run.leader, run.drains = 2**22, True
+run.spared = {(pid, names["look_up"](pid).identity[1] - 1)}
+run.strike(names["look"]())
+signal.alarm(5)
+os.waitpid(pid, 0)
+print("true")
+"""
+    await inside(bench, source, script)
+
+
+PROBES = {
+    name: function
+    for name, function in sorted(globals().items())
+    if name.split("_")[0] in ("a", "an", "orphans", "strangers")
+}
