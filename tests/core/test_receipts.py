@@ -89,14 +89,59 @@ ENTRY = {
     "group": 7,
     "session": 7,
     "start_ticks": 99,
+    "ports": [80, 8000],
 }
 
 
 def test_a_report_is_read_and_told_again():
     value = {"killed": [ENTRY], "preserved": [], "unfinished": [{"pid": 8}]}
     report = parse_processes(json.dumps(value).encode())
-    assert report == ProcessesReport(killed=(ProcessEntry(**ENTRY),), unfinished=(ProcessEntry(pid=8),))
+    entry = ProcessEntry(**{**ENTRY, "ports": (80, 8000)})
+    assert report == ProcessesReport(killed=(entry,), unfinished=(ProcessEntry(pid=8),))
     assert report.to_json() == value
+    cut = {**value, "dropped": {"killed": 3}}
+    assert parse_processes(json.dumps(cut).encode()).to_json() == cut
+
+
+@pytest.mark.parametrize(
+    "ports", [None, "80", 80, {}, [0], [65536], [80, "x"], [True], [80.0], [-1], list(range(1, 66))]
+)
+def test_ports_that_do_not_fit_are_unknown_and_not_none_at_all(ports):
+    report = parse_processes(json.dumps({"killed": [{**ENTRY, "ports": ports}]}).encode())
+    assert report.killed[0].ports is None
+
+
+def test_no_port_is_known_to_be_none():
+    report = parse_processes(json.dumps({"killed": [{**ENTRY, "ports": []}]}).encode())
+    assert report.killed[0].ports == ()
+
+
+@pytest.mark.parametrize(
+    ("reason", "believed"),
+    [
+        ("group", True),
+        ("below 17", True),
+        ("adopted from a tool that was still running", True),
+        ("below 0", False),
+        ("below 17\n", False),
+        ("sk-secret", False),
+        (7, False),
+    ],
+)
+def test_a_reason_is_one_of_those_that_the_supervisor_gives(reason, believed):
+    report = parse_processes(json.dumps({"killed": [{**ENTRY, "reason": reason}]}).encode())
+    assert report.killed[0].reason == (reason if believed else None)
+
+
+def test_a_process_is_told_in_printable_words():
+    entry = ProcessEntry(pid=7, name="a\n\x1b[31m", reason="group", ports=(80, 8000))
+    assert entry.describe() == "a??[31m (pid 7, ports 80 8000; group)"
+    assert ProcessEntry(pid=8).describe() == "unnamed (pid 8; no reason given)"
+
+
+@pytest.mark.parametrize("dropped", [None, 7, {"killed": "3"}, {"killed": -1}, {"killed": True}, {"x": 3}])
+def test_counts_that_do_not_fit_are_left_out(dropped):
+    assert parse_processes(json.dumps({"killed": [], "dropped": dropped}).encode()).dropped == {}
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"null", b"7", b" " * (PROCESSES_LIMIT_BYTES + 1)])
@@ -119,4 +164,5 @@ def test_a_report_is_bounded_in_entries_and_texts():
     }
     report = parse_processes(json.dumps(value).encode())
     assert len(report.killed) == PROCESSES_LIMIT
-    assert len(report.killed[0].name) == 512
+    assert report.dropped == {"killed": 3190 - PROCESSES_LIMIT}
+    assert len(report.killed[0].name) == 15

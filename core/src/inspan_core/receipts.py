@@ -5,10 +5,11 @@ Sandbox content is hostile: both parsers take bytes that were already bounded, a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attrs import asdict, frozen
+from attrs import asdict, field, frozen
 
 from inspan_core.errors import EvidenceMissing, WireError
 from inspan_core.json_shapes import is_array, is_object
@@ -18,8 +19,30 @@ RECEIPT_LIMIT_BYTES = 64 * 1024
 """The supervisor writes a few hundred bytes; an error text may add two thousand."""
 
 PROCESSES_LIMIT_BYTES = 1024 * 1024
-PROCESSES_LIMIT = 1024
-TEXT_LIMIT = 512
+PROCESSES_LIMIT = 256
+"""Of each kind, as the supervisor lists them."""
+
+NAME_LIMIT = 15
+"""Characters: the kernel keeps no more of a command's name."""
+
+PORTS_LIMIT = 64
+HIGHEST_PORT = 65535
+COUNT_LIMIT = 1_000_000
+KINDS = ("killed", "preserved", "unfinished")
+REASONS = frozenset(
+    {
+        "group",
+        "adopted",
+        "marked",
+        "adopted before the end",
+        "adopted just before the end",
+        "adopted from a tool that was still running",
+        "below the harness at its exit",
+    }
+)
+"""All that the supervisor says, besides ``below PID``: other text is not believed to be a reason."""
+
+BELOW = re.compile(r"below [1-9][0-9]{0,9}")
 
 
 @frozen(kw_only=True)
@@ -71,12 +94,13 @@ class ProcessEntry:
 
     Attributes:
         pid: In the sandbox's pid namespace.
-        name: The command name, at most 15 bytes of the kernel's.
-        reason: Why it was killed, preserved or left.
+        name: The command name, at most 15 characters.
+        reason: Why it was killed, preserved or left: one of `REASONS`, or ``below PID``.
         parent: Its parent's pid, or None.
         group: Its process group, or None.
         session: Its session, or None.
         start_ticks: When it started, in clock ticks after boot, or None.
+        ports: The TCP ports on which it listened, in order; None where that could not be read.
     """
 
     pid: int
@@ -86,28 +110,42 @@ class ProcessEntry:
     group: int | None = None
     session: int | None = None
     start_ticks: int | None = None
+    ports: tuple[int, ...] | None = None
+
+    def describe(self) -> str:
+        """The process in a few words, for example ``server (pid 7, ports 8000; adopted before the end)``."""
+        ports = "" if not self.ports else f", ports {' '.join(map(str, self.ports))}"
+        name = "unnamed" if self.name is None else "".join(c if c.isprintable() else "?" for c in self.name)
+        return f"{name} (pid {self.pid}{ports}; {self.reason or 'no reason given'})"
 
 
 @frozen(kw_only=True)
 class ProcessesReport:
-    """``processes.json``: what the supervisor killed, preserved, and found unfinished at a natural exit."""
+    """``processes.json``: what the supervisor killed, preserved, and found unfinished at a natural exit.
+
+    Attributes:
+        dropped: How many processes of a kind the lists leave out, at least; kinds without are absent.
+    """
 
     killed: Sequence[ProcessEntry] = ()
     preserved: Sequence[ProcessEntry] = ()
     unfinished: Sequence[ProcessEntry] = ()
+    dropped: Mapping[str, int] = field(factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Lists of objects, unknown values left out."""
-        return {
+        """Lists of objects, unknown values left out; ``dropped`` only where something was."""
+        value: dict[str, Any] = {
             kind: [
-                {key: item for key, item in asdict(entry).items() if item is not None} for entry in entries
+                {
+                    key: list(item) if key == "ports" else item
+                    for key, item in asdict(entry).items()
+                    if item is not None
+                }
+                for entry in getattr(self, kind)
             ]
-            for kind, entries in (
-                ("killed", self.killed),
-                ("preserved", self.preserved),
-                ("unfinished", self.unfinished),
-            )
+            for kind in KINDS
         }
+        return {**value, "dropped": dict(self.dropped)} if self.dropped else value
 
 
 def parse_processes(data: bytes) -> ProcessesReport | None:
@@ -118,10 +156,20 @@ def parse_processes(data: bytes) -> ProcessesReport | None:
         return None
     if not is_object(value):
         return None
+    told = value.get("dropped")
+    dropped: dict[str, int] = {}
+    for kind in KINDS:
+        items = value.get(kind)
+        cut = max(len(items) - PROCESSES_LIMIT, 0) if is_array(items) else 0
+        count = told.get(kind) if is_object(told) else None
+        more = count if type(count) is int and 0 < count <= COUNT_LIMIT else 0
+        if cut + more:
+            dropped[kind] = cut + more
     return ProcessesReport(
         killed=_entries(value.get("killed")),
         preserved=_entries(value.get("preserved")),
         unfinished=_entries(value.get("unfinished")),
+        dropped=dropped,
     )
 
 
@@ -137,6 +185,21 @@ def _entries(value: Any) -> tuple[ProcessEntry, ...]:
             for key in ("pid", "parent", "group", "session", "start_ticks")
             if type(item.get(key)) is int
         }
-        texts = {key: item[key][:TEXT_LIMIT] for key in ("name", "reason") if isinstance(item.get(key), str)}
-        found.append(ProcessEntry(**numbers, **texts))
+        name, reason = item.get("name"), item.get("reason")
+        believed = isinstance(reason, str) and (reason in REASONS or BELOW.fullmatch(reason) is not None)
+        found.append(
+            ProcessEntry(
+                **numbers,
+                name=name[:NAME_LIMIT] if isinstance(name, str) else None,
+                reason=reason if believed else None,
+                ports=_ports(item.get("ports")),
+            )
+        )
     return tuple(found)
+
+
+def _ports(value: Any) -> tuple[int, ...] | None:
+    if not is_array(value) or len(value) > PORTS_LIMIT:
+        return None
+    ports = [port for port in value if type(port) is int and 0 < port <= HIGHEST_PORT]
+    return tuple(sorted(set(ports))) if len(ports) == len(value) else None

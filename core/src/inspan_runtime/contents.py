@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attrs import define, evolve
@@ -11,12 +11,17 @@ from inspan_core.codec import encode, encode_observations
 from inspan_core.effects import ActivationBody, CloseBody, ErrorBody, Reply, SeedBody
 from inspan_core.errors import WireError
 from inspan_core.observations import AgentObservationBundle, ObservationGap
+from inspan_core.receipts import KINDS as PROCESS_KINDS
+from inspan_core.receipts import ProcessEntry, ProcessesReport
 from inspan_core.session import Evidence
 from inspan_core.wire import CloseResponse, EpisodeId, SeedRequest
 from inspan_runtime.driver import SessionDriver
 from inspan_runtime.harness_work import HarnessWork
 from inspan_runtime.room import Room
 from inspan_runtime.service_settings import Answer
+
+PROCESSES_TOLD = 32
+"""How many processes of a kind a gap tells one by one."""
 
 
 @define(eq=False)
@@ -84,13 +89,35 @@ def closed_body(session_id: str, record: Record, body: CloseBody) -> Mapping[str
         else:
             bundle = AgentObservationBundle(source=work.harness.spec.name)
         gaps = [ObservationGap(code=gap.code.value, detail=gap.detail) for gap in body.gaps]
-        bundle = _checked(evolve(bundle, gaps=(*bundle.gaps, *work.gaps, *gaps)))
+        processes = process_gaps(record.room.processes)
+        bundle = _checked(evolve(bundle, gaps=(*bundle.gaps, *work.gaps, *gaps, *processes)))
     cookies = None if work is None else work.resources_cookies
     response = CloseResponse(
         agent_session_id=session_id, agent_observations=bundle, resources_cookies=cookies
     )
     encoded: Mapping[str, Any] = encode(response)
     return encoded
+
+
+def process_gaps(report: ProcessesReport | None) -> tuple[ObservationGap, ...]:
+    """What the supervisor reported of processes beside the harness, one gap for each kind that there is.
+
+    The reader's records have no place for processes, and refuse what they do not know. Their codes are
+    ``processes_killed``, ``processes_preserved`` and ``processes_unfinished``.
+    """
+    if report is None:
+        return ()
+    gaps: list[ObservationGap] = []
+    for kind in PROCESS_KINDS:
+        entries: Sequence[ProcessEntry] = getattr(report, kind)
+        count = len(entries) + report.dropped.get(kind, 0)
+        if count:
+            told = [entry.describe() for entry in entries[:PROCESSES_TOLD]]
+            more = [f"and {count - len(told)} more"] if count > len(told) else []
+            gaps.append(
+                ObservationGap(code=f"processes_{kind}", detail=f"{count} {kind}: {', '.join(told + more)}")
+            )
+    return tuple(gaps)
 
 
 def _checked(bundle: AgentObservationBundle) -> AgentObservationBundle:
