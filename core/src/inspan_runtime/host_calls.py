@@ -87,6 +87,9 @@ class HostCall:
         over: Set when its folder is gone, and when the release has failed for the first time.
         is_released: Whether the harness was proven stopped and everything of the call is gone.
         answered_at: Monotonic seconds.
+        failed_response: What the parser made of a run that failed although its harness was proven stopped,
+            perhaps empty; else None.
+        resources_cookies: The jar that tool calls changed, or None.
     """
 
     call_id: str
@@ -97,17 +100,24 @@ class HostCall:
     gone: anyio.Event = field(factory=anyio.Event)
     is_released: bool = False
     answered_at: float = 0.0
+    failed_response: Mapping[str, Any] | None = None
+    resources_cookies: Mapping[str, str] | None = field(default=None, repr=False)
 
-    @property
-    def failed_response(self) -> Mapping[str, Any] | None:
-        """What the parser made of a run that failed, although its harness was proven stopped; else None."""
-        work, run = self.record.work, self.record.driver.session.run
+    async def wait(self) -> Answer:
+        """The answer, as soon as there is one. Being cancelled only forgets the one who waits."""
+        await self.answered.wait()
+        assert self.answer is not None  # set before the event
+        return self.answer
+
+    def keep_what_is_asked_later(self) -> None:
+        """Take from the run what outlives it."""
+        work, evidence = self.record.work, self.record.driver.session.run.evidence
         parsed = None if work is None else work.parsed
-        if parsed is None or run.evidence is not Evidence.CONFIRMED:
-            return None
-        if parsed.outcome not in (Outcome.FAILED, Outcome.UNPROCESSABLE):
-            return None
-        return parsed.response or {}
+        if work is None or parsed is None or evidence is not Evidence.CONFIRMED:
+            return
+        self.resources_cookies = work.resources_cookies
+        if parsed.outcome in (Outcome.FAILED, Outcome.UNPROCESSABLE):
+            self.failed_response = parsed.response or {}
 
 
 class HostCalls:
@@ -119,7 +129,7 @@ class HostCalls:
         root: Folder of the calls' private folders.
         cache: The host's runtime archives.
         slots: Shared with the sessions.
-        spawn: Starts tasks that outlive requests.
+        spawn: Starts tasks that outlive requests; kept for those of others.
         run_parser: Where the harness's parser runs.
     """
 
@@ -139,7 +149,7 @@ class HostCalls:
         self._root = root
         self._cache = cache
         self._slots = slots
-        self._spawn = spawn
+        self.spawn = spawn
         self._run_parser = run_parser
         self._gate = InstallGate()
         self._open: dict[str, HostCall] = {}
@@ -155,18 +165,6 @@ class HostCalls:
     def phases(self) -> Mapping[str, str]:
         """The phase of the run of each call that is under way, by the call's id."""
         return {name: call.record.driver.session.run.phase.name for name, call in self._open.items()}
-
-    async def activate(self, request: HostRequest) -> Answer:
-        """Run the harness on the host, join the identical call, or repeat its answer.
-
-        Being cancelled only forgets the one who waits.
-        """
-        call = self.start(request)
-        if isinstance(call, Answer):
-            return call
-        await call.answered.wait()
-        assert call.answer is not None  # set before the event
-        return call.answer
 
     def start(self, request: HostRequest) -> HostCall | Answer:
         """The call that answers a request, begun or found; an answer where it is refused at once."""
@@ -189,7 +187,7 @@ class HostCalls:
         self._open[call.call_id] = call
         if key is not None:
             self._known[key, request.token_capture, request.digest] = call
-        self._spawn(lambda: self._run(call, request.digest, run_timeout_s))
+        self.spawn(lambda: self._run(call, request.digest, run_timeout_s))
         return call
 
     async def close_all(self, *, timeout_s: float) -> list[str]:
@@ -214,6 +212,7 @@ class HostCalls:
         record = call.record
         try:
             call.answer = await self._answer(record, digest, run_timeout_s)
+            call.keep_what_is_asked_later()
         except BaseException:
             call.answer = error_answer(503, "the server ended before the call did")
             raise
@@ -232,6 +231,8 @@ class HostCalls:
                 await call.gone.wait()  # The machine goes on trying by its timers.
         finally:
             record.driver.stop_timer()
+            if record.work is not None:
+                record.work.forget_run()
             call.over.set()
             call.gone.set()
             del self._open[call.call_id]
@@ -262,7 +263,7 @@ class HostCalls:
         work = self._work(request, place)
         room = Room(session_dir=place.session_dir, workdir=place.workdir)
         performer = Performer(
-            work, room, spawn=self._spawn, slots=self._slots, supervision=self._settings.supervision
+            work, room, spawn=self.spawn, slots=self._slots, supervision=self._settings.supervision
         )
         call: list[HostCall] = []
 
@@ -275,7 +276,7 @@ class HostCalls:
                 work.interrupted = session.activation_digest is not None and session.answer is None
 
         driver = SessionDriver(
-            new_session(call_id, self._settings.session), performer, spawn=self._spawn, observers=(follow,)
+            new_session(call_id, self._settings.session), performer, spawn=self.spawn, observers=(follow,)
         )
         record = Record(seed=work.seed, driver=driver, work=work, room=room, episode_id=work.seed.episode_id)
         call.append(HostCall(call_id, record))

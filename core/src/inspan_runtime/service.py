@@ -29,14 +29,14 @@ from inspan_runtime.budgets import resolve_agent_timeout
 from inspan_runtime.contents import Record, error_answer, to_answer
 from inspan_runtime.grants import check_grants, effective_tool_accesses, usable_grants
 from inspan_runtime.harness_work import HarnessWork, ProviderFactory, RunParser, in_worker_thread
-from inspan_runtime.host_calls import HostCalls, HostRequest
+from inspan_runtime.host_calls import HostCall, HostCalls, HostRequest
 from inspan_runtime.install_cache import RuntimeCache
 from inspan_runtime.journal import Journal, JournalError
 from inspan_runtime.packing import to_bytes
 from inspan_runtime.requests import check_request
 from inspan_runtime.service_settings import Answer, ServiceSettings, SessionEvidence
 from inspan_runtime.sessions import SessionTable
-from inspan_runtime.waiting import Gone
+from inspan_runtime.waiting import Gone, unless_gone
 
 OVER = frozenset({Phase.NEW, Phase.CLOSED, Phase.FENCED})
 __all__ = ["AgentService", "Answer", "ServiceSettings", "SessionEvidence"]
@@ -204,7 +204,10 @@ class AgentService:
         if cookie is Cookie.MALFORMED:
             return error_answer(409, "the session cookie is malformed: never a call without a session")
         if session_id is None:
-            return await self._without_session(capture_key, token_capture, body, digest)
+            called = HostRequest(
+                capture_key=capture_key, token_capture=token_capture, body=body, digest=digest
+            )
+            return await unless_gone(gone, lambda: self._without_session(called))
         record = self._sessions.get(session_id)
         seed = None if record is None else record.seed
         if record is None or seed is None:
@@ -333,18 +336,18 @@ class AgentService:
             run_parser=self._run_parser,
         )
 
-    async def _without_session(
-        self, capture_key: str | None, token_capture: bool, body: Mapping[str, Any], digest: str
-    ) -> Answer:
-        if capture_key is not None and self._sessions.holds(capture_key):
+    async def _without_session(self, request: HostRequest) -> Answer:
+        begun = self.start_host_call(request)
+        return begun if isinstance(begun, Answer) else await begun.wait()
+
+    def start_host_call(self, request: HostRequest) -> HostCall | Answer:
+        """Run a request on the host; an answer where it is refused, as what belongs to a session is."""
+        key = request.capture_key
+        if key is not None and self._sessions.holds(key):
             return error_answer(
-                409, f"rollout {capture_key!r} belongs to an agent session: its session cookie is missing"
+                409, f"rollout {key!r} belongs to an agent session: its session cookie is missing"
             )
-        if self.host is None:
-            return error_answer(422, NO_HOST)
-        return await self.host.activate(
-            HostRequest(capture_key=capture_key, token_capture=token_capture, body=body, digest=digest)
-        )
+        return error_answer(422, NO_HOST) if self.host is None else self.host.start(request)
 
 
 def _observe(plugins: Plugins, transition: Mapping[str, Any]) -> None:

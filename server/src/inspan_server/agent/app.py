@@ -16,7 +16,7 @@ from starlette.middleware import Middleware
 from inspan_core.errors import ConfigError
 from inspan_core.plugins import Plugins
 from inspan_runtime.service import AgentService
-from inspan_server.agent.config import AgentConfig
+from inspan_server.agent.config import AgentConfig, ResourcesServerConfig
 from inspan_server.agent.cookie_middleware import CookieMiddleware
 from inspan_server.agent.cookies import SessionCookies
 from inspan_server.agent.routes import AgentRoutes, on_http_error
@@ -51,7 +51,7 @@ def create_app(
     for problem in plugins.problems:
         log.warning("a plugin is broken: %s", problem)
     service = build_service(config, plugins, model_key=model_key, retains_artifacts=retains_artifacts)
-    return serve_sessions(service, SessionCookies(_cookie_key(config)))
+    return serve_sessions(service, SessionCookies(_cookie_key(config)), config.resources_server)
 
 
 def _cookie_key(config: AgentConfig) -> bytes:
@@ -85,7 +85,9 @@ def _make_key(path: Path) -> None:
     draft.rename(path)
 
 
-def serve_sessions(service: AgentService, cookies: SessionCookies) -> Starlette:
+def serve_sessions(
+    service: AgentService, cookies: SessionCookies, resources: ResourcesServerConfig | None = None
+) -> Starlette:
     """The application over a service that is already put together."""
 
     @asynccontextmanager
@@ -93,7 +95,7 @@ def serve_sessions(service: AgentService, cookies: SessionCookies) -> Starlette:
         async with service:
             yield
 
-    routes = AgentRoutes(service)
+    routes = AgentRoutes(service, resources)
     app = Starlette(
         routes=routes.routes(),
         lifespan=lifespan,

@@ -38,13 +38,22 @@ async def read_body(request: Request, kind: type[T], *, limit_bytes: int = BODY_
         WireError: It does not fit; `refusal` makes the answer.
         ClientDisconnect: The client went away before it had sent everything.
     """
+    return decode(kind, await read_json_body(request, limit_bytes=limit_bytes))
+
+
+async def read_json_body(request: Request, *, limit_bytes: int = BODY_LIMIT_BYTES) -> Any:
+    """The request's body as JSON; None for an empty one, text for one of another type.
+
+    Raises:
+        WireError, ClientDisconnect: As for `read_body`.
+    """
     data = await _read(request, limit_bytes)
     if not data:
-        return decode(kind, None)
+        return None
     if not _is_json(request.headers.get("content-type")):
         # A browser may send a form or plain text from any page; JSON it may not.
-        return decode(kind, data.decode("utf-8", "replace"))
-    return decode(kind, parse_json(data, limit_bytes))
+        return data.decode("utf-8", "replace")
+    return parse_json(data, limit_bytes)
 
 
 def refusal(error: WireError) -> JsonResponse:

@@ -20,8 +20,10 @@ from inspan_core.errors import WireError
 from inspan_core.wire import CloseRequest, ResponsesRequest, SeedRequest
 from inspan_runtime.journal import JournalError
 from inspan_runtime.service import AgentService, Answer
-from inspan_runtime.waiting import Gone, WaiterGone
-from inspan_server.agent.bodies import JsonResponse, read_body, refusal
+from inspan_runtime.waiting import Gone, WaiterGone, unless_gone
+from inspan_server.agent.bodies import JsonResponse, read_body, read_json_body, refusal
+from inspan_server.agent.compat_run import CompatRuns, decode_run
+from inspan_server.agent.config import ResourcesServerConfig
 from inspan_server.agent.cookie_middleware import marker_of, set_marker
 
 CLIENT_GONE_STATUS = 499
@@ -36,10 +38,12 @@ class AgentRoutes:
     """The endpoints over one service.
 
     Attributes:
+        resources: For the compatibility endpoint ``/run``.
         is_draining: Set while the server shuts down: seeds are refused so that clients go elsewhere.
     """
 
     service: AgentService
+    resources: ResourcesServerConfig | None = None
     is_draining: bool = False
 
     def routes(self) -> list[Route]:
@@ -55,6 +59,7 @@ class AgentRoutes:
                 methods=["POST"],
             ),
             Route("/v1/responses", _fenced(self.activate), methods=["POST"]),
+            Route("/run", _fenced(self.run), methods=["POST"]),
             Route("/healthz", _fenced(self.healthz), methods=["GET"]),
         ]
 
@@ -94,6 +99,15 @@ class AgentRoutes:
                 gone=gone,
             ),
         )
+        return JsonResponse(answer.status, answer.body)
+
+    async def run(self, request: Request) -> Response:
+        """Run one episode of the bound Resources Server on the host."""
+        body = decode_run(await read_json_body(request))
+        if self.is_draining:
+            return JsonResponse(503, {"detail": "the server is shutting down"})
+        runs = CompatRuns(self.service, self.resources)
+        answer = await _unless_gone(request, lambda gone: unless_gone(gone, lambda: runs.run(body)))
         return JsonResponse(answer.status, answer.body)
 
     async def close(self, request: Request) -> Response:
