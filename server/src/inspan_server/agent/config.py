@@ -130,6 +130,8 @@ class AgentConfig:
         harness_options: The harness's own options.
         cookie_secret: Signs session cookies; null: made at first start and kept in `state_dir`.
         journal_sync: ``normal``: the journal survives the death of the server; ``full``: of the machine too.
+        process_drain: What a harness's end does to processes outside of its group: ``seed``: services that
+            it left live on, as the specification has it; ``all``: everything that it started is killed.
         drain_timeout_seconds: At SIGTERM, how long runs under way may go on before they are left to the next
             server; with a journal only.
         recovery_timeout_seconds: How long new seeds wait for what a dead server left, at most.
@@ -165,6 +167,7 @@ class AgentConfig:
     harness_options: Mapping[str, Any] = field(factory=dict)
     cookie_secret: Annotated[str, Text(min_length=SECRET_LENGTH)] | None = field(default=None, repr=False)
     journal_sync: Literal["normal", "full"] = "normal"
+    process_drain: Literal["seed", "all"] = "seed"
     drain_timeout_seconds: float = 30.0
     recovery_timeout_seconds: float = 120.0
     bearer_token: Annotated[str, Text(min_length=SECRET_LENGTH, pattern=KEY_PATTERN)] | None = field(

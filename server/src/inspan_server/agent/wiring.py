@@ -22,6 +22,7 @@ from inspan_runtime.harness_work import OwnedSandbox
 from inspan_runtime.install_build import package_client_env
 from inspan_runtime.install_cache import RuntimeCache, default_cache_dir
 from inspan_runtime.journal_sqlite import SqliteJournal
+from inspan_runtime.perform import Supervision
 from inspan_runtime.providers.state_folder import default_runtime_dir
 from inspan_runtime.service import AgentService, ServiceSettings
 from inspan_server.agent.config import AgentConfig
@@ -120,6 +121,7 @@ def _settings(
             close_step_timeout_s=config.session_close_timeout_seconds,
             retry_window_s=config.session_close_retry_window_seconds,
         ),
+        supervision=Supervision(drain=config.process_drain),
         session_dir_root=config.session_dir_root,
         host_dir=_host_dir(config),
         owned=_owned(config),
