@@ -78,6 +78,7 @@ class Bench:
     python: str
     strangers: list = field(factory=list)
     baseline: list | None = None
+    budgets: Budgets = field(factory=Budgets)
     count: int = 0
 
     async def prepare(self, strangers=1):

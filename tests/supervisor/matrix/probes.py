@@ -2,6 +2,8 @@
 
 from functools import partial
 
+from attrs import evolve
+
 from inspan_core.errors import EvidenceMissing, HarnessTerminationError
 from inspan_runtime import supervisor_client as client
 
@@ -9,7 +11,8 @@ from .bench import Budgets, SetupFailed, Violation
 from .cells import try_cell
 from .rules import ADOPTED, GROUP, UNDERWAY, Cell, Ending
 
-BRIEF = Budgets(run_s=30.0, grace_s=1.5, cleanup_s=3.0, receipt_s=8.0)
+BRIEF = Budgets(run_s=30.0, grace_s=1.5, cleanup_s=3.0, receipt_s=8.0)  # For who is expected to spend it.
+HOPELESS = Budgets(run_s=30.0, grace_s=0.1, cleanup_s=0.8, receipt_s=8.0)  # Spent to the end.
 STARTED = 'echo x >> "$WORK/started"; '
 REPORT = 'report() { echo "$2" > "$WORK/$1.tmp" && mv "$WORK/$1.tmp" "$WORK/$1.pid"; }; '
 TOOL = "setsid sh -c 'echo $$ > $WORK/t; mv $WORK/t $WORK/tool.pid; exec sleep 1000' & "
@@ -76,16 +79,16 @@ def cell(kind, behaviour, ending):
 
 
 async def ask_cell(one, bench, source):
-    await try_cell(bench, one, source=source, budgets=BRIEF)
+    await try_cell(bench, one, source=source, budgets=bench.budgets)
 
 
 def statement(text, **values):
     return f"exec({text.format(**values)!r})"
 
 
-async def staged(bench, source, script, budgets=BRIEF):
+async def staged(bench, source, script, budgets=None):
     session = await bench.session(source)
-    await session.stage(["/bin/sh", "-c", script], budgets)
+    await session.stage(["/bin/sh", "-c", script], budgets or bench.budgets)
     return session
 
 
@@ -100,7 +103,7 @@ def require(condition, what):
 
 async def refuses_to_launch(session, prelude=""):
     async with session.launched(prelude) as launch:
-        code = await launch.exit_code(BRIEF.receipt_s)
+        code = await launch.exit_code(session.bench.budgets.receipt_s)
     require(code == 125, f"the launch ended with {code}, expected 125")
     require(not await exists(session, f"{session.work}/started"), "the harness was started")
 
@@ -118,7 +121,9 @@ async def a_lost_claim_launches_nothing(bench, source):
 
 async def a_stop_fences_later_launches(bench, source):
     session = await staged(bench, source, STARTED + "exit 0")
-    told = await client.stop_and_confirm_cleanup(bench.sandbox, session.dir, timeout_s=BRIEF.receipt_s)
+    told = await client.stop_and_confirm_cleanup(
+        bench.sandbox, session.dir, timeout_s=bench.budgets.receipt_s
+    )
     require(isinstance(told, client.NeverLaunched), f"before any launch a stop tells {told}")
     await refuses_to_launch(session)
     require(not await exists(session, f"{session.dir}/launch.claim"), "a fenced launch has claimed")
@@ -144,12 +149,12 @@ async def a_relay_is_caught_and_its_neighbour_spared(bench, source):
     """Among others: of a few processes, a look is over before a relay has moved on."""
     await bench.add_strangers(max(0, CROWD - len(bench.strangers)), ["sleep", "100000"])
     session = await bench.session(source)
-    await session.stage([bench.python, "-I", "-S", f"{bench.root}/storm.py", "harness"], BRIEF)
+    await session.stage([bench.python, "-I", "-S", f"{bench.root}/storm.py", "harness"], bench.budgets)
     places = {"child": GROUP, "tool": UNDERWAY, "service": ADOPTED}
     processes = [{"name": name, "place": place, "above": None} for name, place in places.items()]
     async with session.launched() as launch:
         known = (await session.observe("ready", **{**NOBODY, "processes": processes}))["known"]
-        await session.stop(BRIEF)
+        await session.stop(bench.budgets)
         census = await session.observe("census", known=known, writes=True)
         require(not census["holders"], "somebody of the relay lives on")
         require(census["marked"] == [known["service"]], f"alive are {census['marked']}, {known}")
@@ -163,7 +168,7 @@ async def orphans_are_reaped_during_the_run(bench, source):
         known = (await session.observe("ready", **NOBODY))["known"]
         left = await session.observe("zombies", parent=known["supervisor"][0], timeout_s=4.0)
         require(left["zombies"] == [], f"zombies stand during the run: {left}")
-        await session.stop(BRIEF)
+        await session.stop(bench.budgets)
 
 
 async def what_is_hidden_is_no_proof(bench, source, prelude="", survivors=None):
@@ -174,7 +179,7 @@ async def what_is_hidden_is_no_proof(bench, source, prelude="", survivors=None):
         + TOOL
         + "report harness $$; wait"
     )
-    session = await staged(bench, source, script)
+    session = await staged(bench, source, script, HOPELESS)
     places = {"tool": UNDERWAY, "service": ADOPTED}
     processes = [{"name": name, "place": place, "above": None} for name, place in places.items()]
     text = prelude.replace("{path!r}", repr(f"{session.work}/tool.pid"))
@@ -183,7 +188,7 @@ async def what_is_hidden_is_no_proof(bench, source, prelude="", survivors=None):
         known = (await session.observe("ready", **{**NOBODY, "processes": processes}))["known"]
         try:
             told = await client.stop_and_confirm_cleanup(
-                bench.sandbox, session.dir, timeout_s=BRIEF.receipt_s
+                bench.sandbox, session.dir, timeout_s=bench.budgets.receipt_s
             )
         except HarnessTerminationError as negative:
             require(not negative.receipt.cleanup_confirmed, "a negative receipt that confirms")
@@ -213,14 +218,15 @@ async def a_look_after_the_exit_knows_no_services(bench, source):
     async with session.launched(statement(DEATH_BEFORE_CHILDREN, flag=flag, pid=pid)) as launch:
         known = (await session.observe("ready", **{**NOBODY, "processes": processes}))["known"]
         await bench.sandbox.upload(flag, b"")
-        await session.ended(launch, BRIEF)
+        await session.ended(launch, bench.budgets)
     listed = {kind: [one["pid"] for one in entries] for kind, entries in (await session.report()).items()}
     require(listed == {"killed": [], "preserved": [], "unfinished": [known["tool"][0]]}, f"{listed}")
 
 
 async def a_receipt_is_the_last_word(bench, source):
     """Whoever sees it by chance, without waiting for the supervisor's end, may rely on it as well."""
-    session = await staged(bench, source, REPORT + TOOL + "trap '' TERM; report harness $$; " + WAIT)
+    script = REPORT + TOOL + "trap '' TERM; report harness $$; " + WAIT
+    session = await staged(bench, source, script, evolve(bench.budgets, grace_s=0.5))
     processes = [{"name": "tool", "place": UNDERWAY, "above": None}]
     async with session.launched() as launch:
         known = (await session.observe("ready", **{**NOBODY, "processes": processes}))["known"]
@@ -228,14 +234,14 @@ async def a_receipt_is_the_last_word(bench, source):
         await session.observe("appears", paths=[f"{session.dir}/cleanup.json"])
         census = await session.observe("census", known=known, writes=False)
         require(census["marked"] == [], f"with the receipt there live {census['lives']}")
-        await session.ended(launch, BRIEF)
+        await session.ended(launch, bench.budgets)
 
 
 async def a_receipt_replaces_what_lies_in_its_place(bench, source):
     script = 'echo task > "$WORK/file"; ln "$WORK/file" "$DIR/cleanup.json"; exit 0'
     session = await staged(bench, source, script)
     async with session.launched() as launch:
-        receipt = await session.ended(launch, BRIEF)
+        receipt = await session.ended(launch, bench.budgets)
     require(receipt.return_code == 0, f"{receipt}, expected 0")
     text = await client.read_text(bench.sandbox, path=f"{session.work}/file")
     require(text == "task\n", f"the receipt was written into the task's file: {text}")
@@ -245,7 +251,7 @@ async def an_exit_code_is_no_time_out(bench, source):
     for code in (124, 137):
         session = await staged(bench, source, f"exit {code}")
         async with session.launched() as launch:
-            receipt = await session.ended(launch, BRIEF)
+            receipt = await session.ended(launch, bench.budgets)
         require((receipt.return_code, receipt.timed_out) == (code, False), f"{receipt} of exit {code}")
 
 
@@ -261,7 +267,7 @@ async def a_held_zombie_does_not_block(bench, source):
     async with session.launched() as launch:
         known = (await session.observe("ready", **{**NOBODY, "processes": processes}))["known"]
         await session.observe("bring_end", exit=True, kill=known["harness"][0], stop=False, offset_ms=0)
-        receipt = await session.ended(launch, BRIEF)
+        receipt = await session.ended(launch, bench.budgets)
         require(receipt.return_code == -9, f"{receipt}, expected -9")
 
 
@@ -273,7 +279,7 @@ async def strangers_signals_change_nothing(bench, source):
         await bench.sandbox.exec(["sh", "-c", script], timeout_s=10)
         census = await session.observe("census", known=known, writes=False)
         require("harness" in census["lives"], "a stranger's signal has stopped the harness")
-        receipt = await session.stop(BRIEF)
+        receipt = await session.stop(bench.budgets)
         require(receipt.return_code == -15, f"{receipt}, expected -15")
 
 
@@ -286,10 +292,10 @@ async def a_deleted_folder_is_no_run_that_never_was(bench, source):
         await bench.sandbox.upload(f"{session.work}/now", b"")
         paths = [f"{session.work}/deleted", f"{session.dir}/launch.claim"]
         try:
-            await session.observe("appears", paths=paths, timeout_s=5.0)
+            await session.observe("appears", paths=paths, timeout_s=3.0)
         except SetupFailed as missing:
             raise Violation(f"a stop would find no launch: {missing}") from missing
-        receipt = await session.stop(BRIEF)
+        receipt = await session.stop(bench.budgets)
         require(receipt.return_code == -15, f"{receipt}, expected -15")
 
 

@@ -10,7 +10,7 @@ from inspan_supervisor import supervisor_source
 
 from .bench import Violation
 from .mutants import EQUIVALENT, MUTANTS
-from .probes import CROWD, PROBES
+from .probes import BRIEF, CROWD, PROBES
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]
 SAMPLE_EVERY = 4  # Of the mutants, what `make test` runs.
@@ -20,6 +20,7 @@ SAMPLE_EVERY = 4  # Of the mutants, what `make test` runs.
 def cage(portal, make_sandbox):
     """A sandbox for one supervisor."""
     bench = make_sandbox("bubblewrap", pids=CROWD + 150)
+    bench.budgets = BRIEF
     portal.call(bench.prepare)
     yield bench
     portal.call(bench.sandbox.stop)
