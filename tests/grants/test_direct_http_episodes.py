@@ -38,7 +38,7 @@ async def test_an_episode_is_verified_by_the_cookie_that_its_tools_changed(world
     look = (
         "cat /tmp/inspan/*/* /run/inspan/*/* 2>/dev/null; env; cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline"
     )
-    find = f"grep -rlE '{NEEDLES}' /tmp /run /app /root /dev/shm 2>/dev/null; echo looked"
+    find = f"grep -rlE '{NEEDLES}' /tmp /run /app /dev/shm 2>/dev/null; echo looked"
     replies = [
         calls(("book", {"room": "12"}), ("book", {"room": "14"})),
         calls(("basket", {})),

@@ -147,8 +147,9 @@ class SessionTable:
         record = self._add(session, json.loads(contents["place"]), seed, work)
         restore_room(record.room, contents)
         self._note_interruption(record)
-        if "closed" in contents:
-            record.closed_body = json.loads(contents["closed"])
+        closed = contents.get("closed") or stored.secrets.get("closed")
+        if closed is not None:
+            record.closed_body = json.loads(closed)
         if session.phase is Phase.FENCED:
             self._fences[stored.name] = None
         return record
@@ -240,7 +241,9 @@ class SessionTable:
         answer = record.driver.session.close_answer
         if answer is not None and isinstance(answer.body, CloseBody):
             record.closed_body = closed_body(session_id, record, answer.body)
-            self._keep(session_id, "closed", to_bytes(record.closed_body))
+            # With the jar it is a secret like the cookies themselves.
+            has_jar = record.closed_body["resources_cookies"] is not None
+            self._keep(session_id, "closed", to_bytes(record.closed_body), secret=has_jar)
         for name in RUN_CONTENTS:
             self._keep(session_id, name, None)
         if record.work is not None and not self._settings.retains_artifacts:
