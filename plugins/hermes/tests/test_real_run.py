@@ -41,7 +41,6 @@ LOOK = (
     f" echo; grep -rl canary-471[1] /tmp /app ~ 2>/dev/null; stat -c '%a %n' {SESSION}/*; ls -A ~"
 )
 WORDS = (
-    "herme[s]",
     "pytho[n]",
     "tellin[g]",
     "inspan_herme[s]",

@@ -106,6 +106,8 @@ class AgentRun:
             self._register(self.order["tool_bridge"])
             names.append(GRANTED)
         agent = self._agent(names)
+        # What loading Hermes has added is none of the task's either.
+        self._keep_task_environment(given)
         self._check(agent, names)
         with self.lock:
             self.agent = agent
@@ -117,9 +119,8 @@ class AgentRun:
         local = importlib.import_module("tools.environments.local")
         constants = importlib.import_module("hermes_constants")
         temporary = os.path.join(self.folder, "tmp")
-        own = {name for name in self.order["env"] if name not in given}
         changes = [
-            (local, "_HERMES_PROVIDER_ENV_BLOCKLIST", frozenset(own)),
+            (local, "_HERMES_PROVIDER_ENV_BLOCKLIST", frozenset(set(os.environ) - set(given))),
             (local, "_ACTIVE_VENV_MARKER_VARS", ()),
             (local, "_inject_session_context_env", lambda env: None),
             (local.LocalEnvironment, "get_temp_dir", lambda environment: temporary),
