@@ -14,8 +14,8 @@ prompt on its own standard input and runs in the shim's process group, so that a
     files      name below the session folder to text, each written with mode 0600
     prompt     its standard input
     loaded     names of files that the program needs only until it has loaded them, or absent
-    tool_bridge  tools of a grant to serve to the program (`inspan_core.tool_bridge`), or absent; in the text
-               of files its ``url_mark`` is replaced by the URL
+    tool_bridge  tools of a grant to serve to the program (`inspan_core.tool_bridge`), or null; in the text of
+               files its ``url_mark`` is replaced by the URL
 
 Written into the session folder as the run goes:
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from attrs import evolve
 
+from inspan_core.errors import HarnessError, InspanError
 from inspan_core.harness import Artifacts
 from inspan_core.wire import DirectHttpAccess, ToolAccess
 
@@ -48,6 +50,32 @@ def redacted(artifacts: Artifacts, secrets: Iterable[str]) -> Artifacts:
     for form in sorted(forms, key=len, reverse=True):
         files = {name: data.replace(form, MARK) for name, data in files.items()}
     return evolve(artifacts, files=files)
+
+
+def redacted_text(text: str, secrets: Iterable[str]) -> str:
+    """The text without the secrets."""
+    for form in sorted({form for secret in secrets for form in _forms(secret)}, key=len, reverse=True):
+        text = text.replace(form, MARK.decode())
+    return text
+
+
+@contextmanager
+def without_secrets(secrets: Iterable[str]) -> Iterator[None]:
+    """Takes the secrets out of the words of an error that leaves the block: they go into logs and answers."""
+    try:
+        yield
+    except InspanError as error:
+        error.args = tuple(
+            redacted_text(each, secrets) if isinstance(each, str) else each for each in error.args
+        )
+        raise
+    except Exception as error:
+        words = f"{type(error).__name__}: {error}"
+        cleaned = redacted_text(words, secrets)
+        if cleaned == words:
+            raise
+        # Of a foreign type nobody knows where else it holds them.
+        raise HarnessError(cleaned) from None
 
 
 def _forms(secret: str) -> Iterator[str]:

@@ -34,7 +34,7 @@ KEY = "sk-canary-4711"
 USAGE = {"prompt_tokens": 100, "completion_tokens": 20, "cached_tokens": 40, "reasoning_tokens": 5}
 LOOK = (
     "env; for p in /proc/[0-9]*/environ /proc/[0-9]*/cmdline; do cat $p 2>/dev/null; done | tr '\\0' '\\n';"
-    " echo; grep -rl canary-471[1] /tmp /app ~; stat -c '%a %n' /tmp/inspan-sessions/1/*; ls /tmp/inspan-sessions/1/home"
+    " echo; grep -rl canary-471[1] /tmp /app; cd /tmp/inspan-sessions/1; stat -c '%a %n' $PWD/*; ls home"
 )
 WORDS = ("code[x]", "pytho[n]", "tellin[g]", "inspan_code[x]", "opena[i]", "sandbox_runne[r]", "superviso[r]")
 KILL = "; ".join(f"pkill -f '{word}'" for word in WORDS) + "; pkill '^code[x]'; echo survived; pkill -V"

@@ -2,9 +2,10 @@
 
 import pytest
 
+from inspan_core.errors import InspanError, InstallError, SandboxError
 from inspan_core.harness import Artifacts
 from inspan_core.wire import DirectHttpAccess, McpAccess, McpConnection
-from inspan_runtime.redaction import redacted, secrets_of
+from inspan_runtime.redaction import redacted, secrets_of, without_secrets
 from inspan_server.model.capture import Capture
 from inspan_server.model.gateway import create_gateway
 from inspan_server.model.script import parse_script
@@ -56,3 +57,14 @@ def test_the_longer_of_two_secrets_goes_first():
     artifacts = Artifacts(files={"log": b"12345678 and 1234567890"})
     cleaned = redacted(artifacts, ["12345678", "1234567890"])
     assert cleaned.files == {"log": b"[redacted] and [redacted]"}
+
+
+@pytest.mark.parametrize("kind", [InstallError, SandboxError, RuntimeError, KeyError])
+def test_an_error_of_a_plugin_tells_no_secret(kind):
+    with pytest.raises(Exception) as raised, without_secrets(["the-key-itself"]):
+        raise kind("curl -H the-key-itself: 401")
+    assert isinstance(raised.value, kind) == issubclass(kind, InspanError)
+    assert "the-key-itself" not in str(raised.value) and "curl -H [redacted]: 401" in str(raised.value)
+    with pytest.raises(kind) as raised, without_secrets(["the-key-itself"]):
+        raise kind("nothing secret")
+    assert "nothing secret" in str(raised.value)

@@ -51,6 +51,7 @@ HARNESS = HarnessSpec(
         "context_files": False,
         "max_retries": 3,
     },
+    check_options=lambda options: read_options(options),
     summary="OpenAI's Codex, one static binary, over streaming Responses.",
 )
 

@@ -53,11 +53,9 @@ def run_order(
     home = f"{session_dir}/{HOME}"
     config = _config(options, model_base_url, model_name, model_key, run_timeout_s)
     connected = {server.name: _mcp_server(server, run_timeout_s) for server in servers}
-    bridge: dict[str, Any] = {}
-    if tools is not None:
-        order = _bridge(*tools, run_timeout_s)
-        bridge = {"tool_bridge": order}
-        connected[server_name(tools[0], connected)] = _bridged(order, run_timeout_s)
+    bridge = None if tools is None else _bridge(*tools, run_timeout_s)
+    if tools is not None and bridge is not None:
+        connected[server_name(tools[0], connected)] = _bridged(bridge, run_timeout_s)
     if connected:
         config["mcp_servers"] = connected
     files: dict[str, str] = {}
@@ -81,7 +79,7 @@ def run_order(
         argv += [*flags, "-"]
     files[f"{HOME}/config.toml"] = to_toml(config)
     return {
-        **bridge,
+        "tool_bridge": bridge,
         # Codex has read it when the turn starts.
         "loaded": [f"{HOME}/config.toml"],
         "argv": argv,

@@ -47,6 +47,7 @@ HARNESS = HarnessSpec(
         "max_retries": 3,
         "retry_base_delay_ms": 2000,
     },
+    check_options=lambda options: read_options(options),
     summary="The Pi coding agent, with its own Node, over streaming Chat Completions.",
 )
 

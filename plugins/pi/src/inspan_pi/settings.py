@@ -54,12 +54,12 @@ def run_order(
     argv += ["-ne", "-ns", "-np", "--no-themes", "--no-mcp", "-na"]
     if not options.context_files:
         argv.append("-nc")
-    bridge: dict[str, Any] = {}
+    bridge = None
     if tools is not None:
-        bridge = {"tool_bridge": _bridge(*tools, session_dir, run_timeout_s, files)}
+        bridge = _bridge(*tools, session_dir, run_timeout_s, files)
         argv += ["-e", f"{session_dir}/{EXTENSION}"]
     return {
-        **bridge,
+        "tool_bridge": bridge,
         # Pi has read them when the agent starts; tools.json is deleted by the extension.
         "loaded": ["agent/models.json"],
         "argv": argv,
