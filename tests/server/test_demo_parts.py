@@ -15,7 +15,8 @@ from inspan_server.cli import report
 from inspan_server.cli.demo import episode_id_of
 from inspan_server.cli.demo_result import put_together
 from inspan_server.cli.demo_servers import run_request
-from inspan_server.cli.main import build_parser, main
+from inspan_server.cli.main import main
+from inspan_server.cli.parser import build_parser
 from inspan_server.cli.run_folder import RunFolder
 from inspan_server.cli.timeline import Entry, Timeline
 from inspan_server.environment.demo_task import DEMO_TASK, demo_script

@@ -21,6 +21,21 @@ ToolSource = Literal["builtin", "direct_http", "mcp"]
 
 
 @frozen(kw_only=True)
+class SandboxNeeds:
+    """What a harness needs of a sandbox beside its runtime; looked at when a session is seeded.
+
+    Attributes:
+        programs: Utilities that its tools call, found by PATH, for example ``("git", "tar")``.
+        certificates: Whether it needs the sandbox's CA certificates.
+        free_mib: How much must be free where session files go.
+    """
+
+    programs: tuple[str, ...] = ()
+    certificates: bool = False
+    free_mib: float = 0.0
+
+
+@frozen(kw_only=True)
 class HarnessSpec:
     """A plugin's declaration.
 
@@ -36,7 +51,10 @@ class HarnessSpec:
         builtin_tools: Names that a grant must not take.
         options: Defaults of the harness's own options (the configuration's ``harness_options``);
             a key that is not here is refused, a value of another type too.
+        check_options: Called with the complete options when a server starts; raises `ConfigError` for a value
+            that does not fit. None: types are all there is to check.
         summary: One sentence for listings.
+        needs: What a sandbox must have; one that lacks it is refused (422) before anything is installed.
     """
 
     name: str
@@ -47,7 +65,9 @@ class HarnessSpec:
     tool_sources: frozenset[ToolSource] = frozenset({"builtin"})
     builtin_tools: frozenset[str] = frozenset()
     options: Mapping[str, Any] = field(factory=dict[str, Any])
+    check_options: Callable[[Mapping[str, Any]], object] | None = field(default=None, repr=False, eq=False)
     summary: str = ""
+    needs: SandboxNeeds = field(factory=SandboxNeeds)
 
 
 @frozen(kw_only=True)

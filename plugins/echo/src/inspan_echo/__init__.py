@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
-from inspan_core.errors import UnsupportedTarget
+from inspan_core.errors import ConfigError, UnsupportedTarget
 from inspan_core.harness import (
     ActivationContext,
     CollectContext,
@@ -55,6 +55,7 @@ def inspan_harness() -> HarnessSpec:
         },
         builtin_tools=frozenset({"bash"}),
         options={"model": True, "max_turns": 50, "command_timeout_s": 120},
+        check_options=check_options,
         summary="Runs the shell commands that the model asks for; a template, and the harness of load tests.",
     )
 
@@ -101,6 +102,13 @@ async def inspan_collect(context: CollectContext) -> None:
 def inspan_parse(run: ParseInput) -> ParsedActivation:
     """Turn the events into a response and observations."""
     return parse_run(run)
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Refuse numbers with which no run can do anything."""
+    for name in ("max_turns", "command_timeout_s"):
+        if options[name] < 1:
+            raise ConfigError(f"option {name!r} of echo is {options[name]!r}, expected 1 or more")
 
 
 def _controls(request: Mapping[str, Any]) -> dict[str, Any]:

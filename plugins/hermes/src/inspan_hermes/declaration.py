@@ -47,6 +47,7 @@ HARNESS = HarnessSpec(
         "command_timeout_s": 180,
         "context_files": False,
     },
+    check_options=lambda options: read_options(options),
     summary="Nous Research's Hermes agent, driven in process, over streaming Chat Completions.",
 )
 

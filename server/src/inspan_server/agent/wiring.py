@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from attrs import evolve
 
-from inspan_core.errors import ConfigError
+from inspan_core.errors import ConfigError, ProviderUnavailable, UsageError
 from inspan_core.harness import HarnessSpec
 from inspan_core.plugins import Plugins
 from inspan_core.sandbox import Mount, SandboxProvider, SandboxSpec
@@ -54,11 +54,7 @@ def build_service(
     """
     harness = plugins.harness(config.harness)
     spec = harness.spec
-    if config.token_id_capture and spec.level < TRAINING_LEVEL:
-        raise ConfigError(
-            f"token_id_capture is true, but harness {spec.name!r} is of level {spec.level}: "
-            f"capture needs level {TRAINING_LEVEL}"
-        )
+    _check_level(config, spec)
     providers = {name: _provider(plugins, name, block) for name, block in config.sandbox_providers.items()}
     return AgentService(
         harness,
@@ -70,6 +66,33 @@ def build_service(
         else SqliteJournal(Path(config.state_dir), sync=config.journal_sync),
         plugins=plugins,
     )
+
+
+def misfits(config: AgentConfig, plugins: Plugins) -> tuple[str, ...]:
+    """What of a configuration does not fit what is installed, each in a sentence; nothing is started."""
+
+    def fit_harness() -> None:
+        spec = plugins.harness(config.harness).spec
+        _check_level(config, spec)
+        harness_options(spec, config.harness_options)
+
+    checks: list[Callable[[], object]] = [fit_harness]
+    checks += [partial(_provider, plugins, name, block) for name, block in config.sandbox_providers.items()]
+    found = []
+    for check in checks:
+        try:
+            check()
+        except (UsageError, ProviderUnavailable) as error:
+            found.append(str(error))
+    return tuple(found)
+
+
+def _check_level(config: AgentConfig, spec: HarnessSpec) -> None:
+    if config.token_id_capture and spec.level < TRAINING_LEVEL:
+        raise ConfigError(
+            f"token_id_capture is true, but harness {spec.name!r} is of level {spec.level}: "
+            f"capture needs level {TRAINING_LEVEL}"
+        )
 
 
 def harness_options(spec: HarnessSpec, given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -87,7 +110,13 @@ def harness_options(spec: HarnessSpec, given: Mapping[str, Any]) -> Mapping[str,
         if default is not None and not _is_like(value, default):
             expected = type(default).__name__
             raise ConfigError(f"harness_options.{name} is {value!r}, expected a value of type {expected}")
-    return {**spec.options, **given}
+    options = {**spec.options, **given}
+    if spec.check_options is not None:
+        try:
+            spec.check_options(options)
+        except ConfigError as error:
+            raise ConfigError(f"harness_options: {error}") from error
+    return options
 
 
 def _is_like(value: Any, default: Any) -> bool:
