@@ -127,12 +127,12 @@ class Session:
     marker: str
     source: bytes | None = None
 
-    async def stage(self, argv, budgets):
+    async def stage(self, argv, budgets, drain="seed"):
         env = {MARKER: self.marker, "WORK": self.work, "DIR": self.dir}
         command = SandboxCommand(argv=argv, python=self.bench.python, env=env)
         await client.write_command(
             self.bench.sandbox, self.dir, command, cwd=self.work, timeout_s=budgets.run_s,
-            grace_s=budgets.grace_s, cleanup_timeout_s=budgets.cleanup_s)  # fmt: skip
+            grace_s=budgets.grace_s, cleanup_timeout_s=budgets.cleanup_s, drain=drain)  # fmt: skip
         if self.source is not None:
             await self.bench.sandbox.upload(f"{self.dir}/{SUPERVISOR_FILE}", self.source, mode=0o600)
 

@@ -54,7 +54,7 @@ async def try_cell(bench, cell, *, source=None, writes=False, budgets=None):
 
 async def run_cell(session, cell, writes, budgets):
     behaviour = BEHAVIOURS[cell.behaviour]
-    await session.stage(harness_argv(session.bench, cell, writes), budgets)
+    await session.stage(harness_argv(session.bench, cell, writes), budgets, cell.drain)
     async with session.launched() as launch:
         setup = {
             "processes": [

@@ -16,8 +16,12 @@ HOPELESS = Budgets(run_s=30.0, grace_s=0.1, cleanup_s=0.8, receipt_s=8.0)  # Spe
 STARTED = 'echo x >> "$WORK/started"; '
 REPORT = 'report() { echo "$2" > "$WORK/$1.tmp" && mv "$WORK/$1.tmp" "$WORK/$1.pid"; }; '
 TOOL = "setsid sh -c 'echo $$ > $WORK/t; mv $WORK/t $WORK/tool.pid; exec sleep 1000' & "
+TOOL_AND_WAIT = REPORT + TOOL + "report harness $$; wait"
 WAIT = "while :; do sleep 1000; done"
 CROWD = 300
+ONE_TOOL = {
+    "processes": [{"name": "tool", "place": UNDERWAY, "above": None}], "is_stopped": False, "writes": False
+}  # fmt: skip
 NOBODY = {"processes": [], "is_stopped": False, "writes": False}
 
 # Whatever Python opens under this name, something else happens first.
@@ -57,6 +61,19 @@ def pid_of_tool():
     except OSError:
         return ""
 builtins.open = open_but_one
+"""
+# The harness dies after the stop was noticed, before the look that records the services.
+DEATH_BEFORE_RECORD = """
+import os
+real_listdir = os.listdir
+def listdir_after_the_exit(path):
+    if path == "/proc" and os.path.exists({flag!r}):
+        os.listdir = real_listdir
+        pid = int(open({pid!r}).read())
+        os.kill(pid, 9)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    return real_listdir(path)
+os.listdir = listdir_after_the_exit
 """
 # The harness dies just before a look for its orphans.
 DEATH_BEFORE_CHILDREN = """
@@ -212,24 +229,36 @@ a_table_hidden_at_the_stop_is_no_record = partial(
 
 
 async def a_look_after_the_exit_knows_no_services(bench, source):
-    session = await staged(bench, source, REPORT + TOOL + "report harness $$; wait")
-    processes = [{"name": "tool", "place": UNDERWAY, "above": None}]
+    session = await staged(bench, source, TOOL_AND_WAIT)
     flag, pid = f"{session.work}/now", f"{session.work}/harness.pid"
     async with session.launched(statement(DEATH_BEFORE_CHILDREN, flag=flag, pid=pid)) as launch:
-        known = (await session.observe("ready", **{**NOBODY, "processes": processes}))["known"]
+        known = (await session.observe("ready", **ONE_TOOL))["known"]
         await bench.sandbox.upload(flag, b"")
         await session.ended(launch, bench.budgets)
+    await is_unfinished(session, known["tool"])
+
+
+async def a_record_after_the_exit_knows_no_services(bench, source):
+    """The stop came first, and the harness ended by itself before the first signal."""
+    session = await staged(bench, source, TOOL_AND_WAIT)
+    flag, pid = f"{session.dir}/stop.request", f"{session.work}/harness.pid"
+    async with session.launched(statement(DEATH_BEFORE_RECORD, flag=flag, pid=pid)):
+        known = (await session.observe("ready", **ONE_TOOL))["known"]
+        await session.stop(bench.budgets)
+    await is_unfinished(session, known["tool"])
+
+
+async def is_unfinished(session, tool):
     listed = {kind: [one["pid"] for one in entries] for kind, entries in (await session.report()).items()}
-    require(listed == {"killed": [], "preserved": [], "unfinished": [known["tool"][0]]}, f"{listed}")
+    require(listed == {"killed": [], "preserved": [], "unfinished": [tool[0]]}, f"{listed}, {tool}")
 
 
 async def a_receipt_is_the_last_word(bench, source):
     """Whoever sees it by chance, without waiting for the supervisor's end, may rely on it as well."""
     script = REPORT + TOOL + "trap '' TERM; report harness $$; " + WAIT
     session = await staged(bench, source, script, evolve(bench.budgets, grace_s=0.5))
-    processes = [{"name": "tool", "place": UNDERWAY, "above": None}]
     async with session.launched() as launch:
-        known = (await session.observe("ready", **{**NOBODY, "processes": processes}))["known"]
+        known = (await session.observe("ready", **ONE_TOOL))["known"]
         await bench.sandbox.upload(f"{session.dir}/stop.request", b"")
         await session.observe("appears", paths=[f"{session.dir}/cleanup.json"])
         census = await session.observe("census", known=known, writes=False)

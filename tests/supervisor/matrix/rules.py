@@ -1,7 +1,7 @@
 """Who must be dead, who must live, and what the receipt and the report say: for every cell of the matrix.
 
-A cell is a kind of child, a way in which the harness behaves, an ending and a provider. The rules do not look
-at the provider: what is promised is the same on each.
+A cell is a kind of child, a way in which the harness behaves, an ending, a provider and a way of draining.
+The rules do not look at the provider: what is promised is the same on each.
 """
 
 from itertools import product
@@ -10,6 +10,7 @@ from attrs import frozen
 
 PROVIDERS = ("local", "bubblewrap")
 GROUP, ADOPTED, UNDERWAY = "in the group", "adopted before the end", "underway"
+SEED, EVERYBODY = "seed", "all"
 NATURAL, FORCED = "natural", "forced"
 KILLED, PRESERVED, UNFINISHED = "killed", "preserved", "unfinished"
 
@@ -96,9 +97,11 @@ class Cell:
     behaviour: str
     ending: Ending
     provider: str
+    drain: str = SEED
 
     def __str__(self) -> str:
-        return f"{self.kind}, {self.behaviour}, {self.ending}, {self.provider}"
+        drain = "" if self.drain == SEED else f", drain {self.drain}"
+        return f"{self.kind}, {self.behaviour}, {self.ending}, {self.provider}{drain}"
 
 
 def excluded_because(cell: Cell) -> str | None:
@@ -108,7 +111,7 @@ def excluded_because(cell: Cell) -> str | None:
     return None
 
 
-ALL = tuple(Cell(*axes) for axes in product(KINDS, BEHAVIOURS, ENDINGS, PROVIDERS))
+ALL = tuple(Cell(*axes) for axes in product(KINDS, BEHAVIOURS, ENDINGS, PROVIDERS, (SEED, EVERYBODY)))
 CELLS = tuple(cell for cell in ALL if excluded_because(cell) is None)
 
 
@@ -142,7 +145,11 @@ def expected(cell: Cell) -> tuple[Outcome, ...]:
 
 def outcome(cell: Cell, ending: str, return_codes: set[int]) -> Outcome:
     processes = {process.name: process for process in KINDS[cell.kind]}
-    lives = frozenset(name for name, process in processes.items() if survives(process, processes, ending))
+    lives = frozenset(
+        name
+        for name, process in processes.items()
+        if cell.drain == SEED and survives(process, processes, ending)
+    )
     return Outcome(
         ending=ending,
         return_codes=frozenset(return_codes),
@@ -176,33 +183,29 @@ def listing(
 
 
 def class_of(cell: Cell) -> object:
-    """Two cells are of one class when the rules see no difference between them."""
+    """Two cells are of one class when the rules see no difference between them.
+
+    Where everybody is drained, no rule asks where a process stands.
+    """
     behaviour = BEHAVIOURS[cell.behaviour]
     processes = KINDS[cell.kind]
     depth = {process.name: 0 if process.above is None else 1 for process in processes}
+    places = [(one.place, depth[one.name]) if cell.drain == SEED else None for one in processes]
     outcomes = expected(cell)
     is_forced = outcomes[-1].ending == FORCED
-    return (
-        is_forced and behaviour.forks,
-        is_forced and behaviour.is_stopped,
-        *(
-            (
-                one.ending,
-                one.return_codes,
-                one.timed_out,
-                tuple(
-                    (
-                        process.place,
-                        depth[process.name],
-                        process.name in one.lives,
-                        one.listed[process.name],
-                    )
-                    for process in processes
-                ),
-            )
-            for one in outcomes
-        ),
-    )
+    fates = [
+        (
+            one.ending,
+            one.return_codes,
+            one.timed_out,
+            frozenset(
+                (place, process.name in one.lives, one.listed[process.name])
+                for place, process in zip(places, processes, strict=True)
+            ),
+        )
+        for one in outcomes
+    ]
+    return (cell.drain, is_forced and behaviour.forks, is_forced and behaviour.is_stopped, *fates)
 
 
 def representatives(cells: tuple[Cell, ...]) -> tuple[Cell, ...]:
@@ -221,4 +224,4 @@ def representatives(cells: tuple[Cell, ...]) -> tuple[Cell, ...]:
 
 
 def axes_of(cell: Cell) -> tuple[object, ...]:
-    return (cell.provider, cell.kind, cell.behaviour, cell.ending)
+    return (cell.drain, cell.provider, cell.kind, cell.behaviour, cell.ending)

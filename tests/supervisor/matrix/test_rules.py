@@ -24,7 +24,7 @@ CHOSEN = representatives(CELLS)
 
 
 def test_the_matrix_is_the_whole_product_but_for_what_a_rule_excludes():
-    assert len(ALL) == len(KINDS) * len(BEHAVIOURS) * len(ENDINGS) * len(PROVIDERS)
+    assert len(ALL) == len(KINDS) * len(BEHAVIOURS) * len(ENDINGS) * len(PROVIDERS) * 2
     excluded = [cell for cell in ALL if cell not in CELLS]
     assert all(excluded_because(cell) for cell in excluded)
     assert {(cell.behaviour, cell.ending.name) for cell in excluded} == {
@@ -45,7 +45,7 @@ def test_every_value_of_every_axis_is_among_the_representatives():
 
 def test_the_classes_are_neither_one_nor_all():
     """A class function that sees everything, or nothing, would make the choice worthless."""
-    assert len(KINDS) * 4 < len(CHOSEN) < len(CELLS) / 8
+    assert len(KINDS) * 4 < len(CHOSEN) < len(CELLS) / 12
 
 
 def test_cells_of_one_class_differ_in_nothing_that_is_promised():
