@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import posixpath
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -26,9 +27,11 @@ from inspan_runtime.install_cache import RuntimeCache
 from inspan_runtime.install_shared import create_with_runtimes
 from inspan_runtime.jar import take_jar
 from inspan_runtime.packing import pack_artifacts, pack_grants, pack_parsed
-from inspan_runtime.redaction import redacted, secrets_of
+from inspan_runtime.preflight import Wanted, preflight, require
+from inspan_runtime.redaction import redacted, redacted_text, secrets_of, without_secrets
 from inspan_runtime.room import Room
 
+_logger = logging.getLogger(__name__)
 RECONNECT_TIMEOUT_S = 30.0
 DROP_TIMEOUT_S = 5.0
 
@@ -206,10 +209,31 @@ class HarnessWork:
             self._provider = None
 
     async def install(self, room: Room) -> None:
-        """Let the plugin make its runtime ready."""
-        self.runtime = dict(await self.harness.install(SessionContext(**self._context(room))))
+        """Look at the sandbox, then let the plugin make its runtime ready."""
+        found = await preflight(room.connected, self._wanted(room))
+        for warning in found.warnings:
+            _logger.info("sandbox %s: %s", self.sandbox_id, warning)
+        require(found)
+        with without_secrets(self._secrets()):
+            self.runtime = dict(await self.harness.install(SessionContext(**self._context(room))))
         room.keep("runtime", json.dumps(self.runtime).encode())
         await self._try_grants(room)
+
+    def _wanted(self, room: Room) -> Wanted:
+        """What the harness declares; a runtime's own needs are looked at when it is installed."""
+        image = None
+        if self.owned is not None and self.seed.sandbox_access is None:
+            given = self.owned.spec.image or ""
+            image = given if given.rpartition("@")[2].startswith("sha256:") else None
+        needs = self.harness.spec.needs
+        return Wanted(
+            session_dir=room.session_dir,
+            python=False,
+            programs=needs.programs,
+            certificates=needs.certificates,
+            free_mib=needs.free_mib,
+            image=image,
+        )
 
     async def _try_grants(self, room: Room) -> None:
         """Connect to the granted servers from inside; the harness gets those that can be used."""
@@ -235,7 +259,8 @@ class HarnessWork:
             model_key=activation.model_key,
             run_timeout_s=run_timeout_s,
         )
-        return await self.harness.stage(context)
+        with without_secrets(self._secrets()):
+            return await self.harness.stage(context)
 
     def _context(self, room: Room) -> dict[str, Any]:
         if self._installer is None:
@@ -269,7 +294,7 @@ class HarnessWork:
             raise
         except Exception as error:  # a plugin's hook: its failure is data
             result = CollectResult.FAILED if is_transport_error(error) else CollectResult.ERROR
-            return result, f"{type(error).__name__}: {error}"
+            return result, redacted_text(f"{type(error).__name__}: {error}", self._secrets())
         finally:
             self.artifacts = redacted(context.artifacts, self._secrets())
             room.keep("artifacts", pack_artifacts(self.artifacts))

@@ -218,7 +218,7 @@ def test_a_time_limit_before_any_answer_is_a_failure(run_of):
 def test_artifacts_that_are_missing_are_gaps(run_of):
     parsed = parse(run_of("two_tools", thread=None, runtime_info__json=None))
     assert parsed.outcome is Outcome.FAILED
-    assert codes(parsed) == ["thread_record_missing", "usage_unavailable", "runtime_info_unavailable"]
+    assert codes(parsed) == ["runtime_info_unavailable", "thread_record_missing", "usage_unavailable"]
     problem = ArtifactProblem(name="output.json", code="artifact_missing", detail="x")
     nothing = ParseInput(
         artifacts=Artifacts(problems=[problem]),

@@ -10,6 +10,7 @@ from attrs import define, field
 
 from inspan_codex.trace import OUTPUTS, Item, Trace
 from inspan_core.observations import ObservationGap
+from inspan_core.run_trace import OpenCalls
 
 
 @define
@@ -81,22 +82,16 @@ class Output:
 def to_output(trace: Trace) -> Output:
     """Convert the whole trace; a compaction's summary is its record's, not the answer's."""
     output = Output()
-    waiting: dict[str, int] = {}
+    calls = OpenCalls()
     for item in trace.items:
         if item.is_summary:
             continue
         output.take(item)
         if item.kind in ("function_call", "custom_tool_call"):
-            waiting[item.call_id] = waiting.get(item.call_id, 0) + 1
+            calls.called(item.call_id)
         elif item.kind in OUTPUTS:
-            waiting[item.call_id] = waiting.get(item.call_id, 0) - 1
-    for call_id, open_calls in waiting.items():
-        if open_calls > 0:
-            detail = f"tool call {call_id[:80]!r} has no result: the run ended first"
-            output.gaps.append(ObservationGap(code="tool_result_missing", detail=detail))
-        elif open_calls < 0:
-            detail = f"a result for {call_id[:80]!r} has no call in the trace"
-            output.gaps.append(ObservationGap(code="tool_call_missing", detail=detail))
+            calls.answered(item.call_id)
+    output.gaps += calls.gaps()
     for message in trace.repeated:
         detail = f"a failed model call was repeated by Codex: {message[:200]}"
         output.gaps.append(ObservationGap(code="model_attempt_discarded", detail=detail))

@@ -6,7 +6,6 @@ import re
 
 from inspan_codex.items import to_output
 from inspan_codex.outcome import read_ending
-from inspan_codex.sandbox import parse_runtime_info
 from inspan_codex.trace import OUTPUTS, Compaction, Item, Trace, read_trace, word
 from inspan_codex.usage import total_usage
 from inspan_core.findings import Outcome
@@ -22,6 +21,7 @@ from inspan_core.observations import (
     ToolCallStatus,
 )
 from inspan_core.response_object import STATUSES, artifact_digest, input_items, response_object
+from inspan_core.run_trace import artifact_gaps, sound_times
 
 # How Codex 0.171.0 tells the model what became of a call.
 _EXITED = re.compile(r"^Process exited with code (-?\d+)$", re.MULTILINE)
@@ -48,8 +48,13 @@ def parse(run: ParseInput) -> ParsedActivation:
         conversation=(*input_items(run.request), *output.items),
     )
     compactions = [_compaction(each, identity, run) for each in trace.compactions]
-    gaps = [ObservationGap(code=each.code, detail=each.detail) for each in run.artifacts.problems]
-    gaps += [*trace.gaps, *output.gaps, *usage_gaps, *_run_gaps(run, len(trace.calls) - len(references))]
+    gaps = [
+        *artifact_gaps(run),
+        *trace.gaps,
+        *output.gaps,
+        *usage_gaps,
+        *_run_gaps(run, len(trace.calls) - len(references)),
+    ]
     response = None
     if trace.has_answer:
         created_at = trace.first_at or 0.0
@@ -74,9 +79,6 @@ def _reference(run: ParseInput, response_id: str) -> ModelCallRef:
 
 def _run_gaps(run: ParseInput, unknown_calls: int) -> list[ObservationGap]:
     gaps = []
-    if parse_runtime_info(run.artifacts.files.get("runtime_info.json")) is None:
-        detail = "runtime_info.json is missing or malformed"
-        gaps.append(ObservationGap(code="runtime_info_unavailable", detail=detail))
     if _SERVER_LOST in run.artifacts.files.get("stderr.log", b""):
         detail = "the connection to an MCP server could not be made or was lost; see stderr.log"
         gaps.append(ObservationGap(code="tool_server_disconnected", detail=detail))
@@ -105,9 +107,7 @@ def _tool_call(trace: Trace, item: Item, output: Item | None, identity: str, run
     started_at = item.at if execution is None else execution.started_at
     ended_at = output.at if execution is None and output is not None else None
     ended_at = ended_at if execution is None else execution.ended_at
-    if started_at is not None and ended_at is not None and ended_at < started_at:
-        # The sandbox's clock was set back between them.
-        started_at = ended_at = None
+    started_at, ended_at = sound_times(started_at, ended_at)
     duration_ms = None
     if started_at is not None and ended_at is not None:
         duration_ms = round((ended_at - started_at) * 1000.0, 3)

@@ -8,8 +8,9 @@ from typing import Any
 from attrs import frozen
 
 from inspan_core.errors import RequestRefused
+from inspan_core.request_text import SYSTEM_ROLES, instructions_of, items_of, refuse_choices, text_of
 
-SYSTEM_ROLES = ("system", "developer")
+NAME = "codex"
 
 
 @frozen(kw_only=True)
@@ -33,50 +34,25 @@ def read_request(request: Mapping[str, Any]) -> CodexRequest:
     Raises:
         RequestRefused: Codex has no equivalent for what a field asks; names the field.
     """
-    _only_defaults(request)
-    instructions: list[str] = []
-    given = request.get("instructions")
-    if given is not None:
-        if not isinstance(given, str):
-            raise RequestRefused("`instructions` must be a string for codex", field="instructions")
-        instructions.append(given)
-    prompt, history = _conversation(request.get("input"), instructions)
+    refuse_choices(request, NAME)
+    for name in ("max_output_tokens", "temperature", "top_p", "reasoning"):
+        if request.get(name) not in (None, {}):
+            raise RequestRefused(f"codex cannot enforce `{name}` for a model server of one's own", field=name)
+    instructions = instructions_of(request, NAME)
+    prompt, history = _conversation(items_of(request), instructions)
     text = "\n\n".join(part for part in instructions if part)
     return CodexRequest(prompt=prompt, history=tuple(history), instructions=text or None)
 
 
-def _only_defaults(request: Mapping[str, Any]) -> None:
-    """Fields that Codex serves in one way only, or not at all."""
-    if request.get("tool_choice") not in (None, "auto"):
-        raise RequestRefused(
-            f"codex lets the model choose: `tool_choice` must be 'auto', not {request['tool_choice']!r}",
-            field="tool_choice",
-        )
-    if request.get("parallel_tool_calls") not in (None, True):
-        raise RequestRefused(
-            "codex cannot forbid several tool calls in one answer: `parallel_tool_calls` must be true",
-            field="parallel_tool_calls",
-        )
-    for name in ("max_output_tokens", "temperature", "top_p", "reasoning"):
-        if request.get(name) not in (None, {}):
-            raise RequestRefused(f"codex cannot enforce `{name}` for a model server of one's own", field=name)
-
-
-def _conversation(content: Any, instructions: list[str]) -> tuple[str, list[Mapping[str, Any]]]:
+def _conversation(
+    items: Sequence[Mapping[str, Any]], instructions: list[str]
+) -> tuple[str, list[Mapping[str, Any]]]:
     """Split the input into the prompt and what came before; leading system messages join the instructions."""
-    if isinstance(content, str):
-        items: Sequence[Any] = [{"role": "user", "content": content}]
-    elif isinstance(content, Sequence):
-        items = content
-    else:
-        raise RequestRefused("`input` must be a string or a list of items", field="input")
     history: list[Mapping[str, Any]] = []
     called: set[str] = set()
     for index, item in enumerate(items):
-        if not isinstance(item, Mapping):
-            raise RequestRefused(f"`input[{index}]` is not an object", field="input")
         if item.get("role") in SYSTEM_ROLES and not history:
-            instructions.append(_text(item.get("content"), index))
+            instructions.append(text_of(item.get("content"), index, NAME))
         else:
             history.append(_past(item, index, called))
     last = history.pop() if history else {}
@@ -91,10 +67,10 @@ def _past(item: Mapping[str, Any], index: int, called: set[str]) -> Mapping[str,
     if kind == "message" and role in ("user", "assistant", *SYSTEM_ROLES):
         part = "output_text" if role == "assistant" else "input_text"
         own_role = "developer" if role in SYSTEM_ROLES else role
-        text = _text(item.get("content"), index)
+        text = text_of(item.get("content"), index, NAME)
         return {"type": "message", "role": own_role, "content": [{"type": part, "text": text}]}
     if kind == "reasoning":
-        text = _text(item.get("content") or item.get("summary") or (), index)
+        text = text_of(item.get("content") or item.get("summary") or (), index, NAME)
         content = [{"type": "reasoning_text", "text": text}]
         return {"type": "reasoning", "summary": [], "content": content, "encrypted_content": None}
     if kind == "function_call":
@@ -105,7 +81,7 @@ def _past(item: Mapping[str, Any], index: int, called: set[str]) -> Mapping[str,
             raise RequestRefused(
                 f"`input[{index}]`: no function_call before it has its `call_id`", field="input"
             )
-        output = _text(item.get("output"), index)
+        output = text_of(item.get("output"), index, NAME)
         return {"type": "function_call_output", "call_id": call_id, "output": output}
     raise RequestRefused(
         f"`input[{index}]`: codex cannot take an item of type {kind!r} and role {role!r}", field="input"
@@ -124,17 +100,3 @@ def _past_call(item: Mapping[str, Any], index: int, called: set[str]) -> Mapping
     if isinstance(item.get("namespace"), str):
         call["namespace"] = item["namespace"]
     return call
-
-
-def _text(content: Any, index: int) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, Sequence):
-        raise RequestRefused(f"`input[{index}].content` must be text", field="input")
-    texts = []
-    for part in content:
-        if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
-            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise RequestRefused(f"`input[{index}]`: codex takes only text, not {kind!r}", field="input")
-        texts.append(part["text"])
-    return "\n".join(texts)

@@ -16,8 +16,8 @@ from attrs import define, field
 
 from inspan_codex.settings import HOME
 from inspan_core.harness import Artifacts
-from inspan_core.observations import ObservationGap
-from inspan_core.trace_lines import number, parse_line, read_records
+from inspan_core.run_trace import RunTrace
+from inspan_core.trace_lines import number, read_records
 
 THREADS = f"{HOME}/sessions/"
 OUTPUTS = ("function_call_output", "custom_tool_call_output")
@@ -76,43 +76,34 @@ class Compaction:
     call: Call | None
 
 
-@define
-class Trace:
+@define(kw_only=True)
+class Trace(RunTrace):
     """Everything of a run that its files tell."""
 
     items: list[Item] = field(factory=list)
     calls: list[Call] = field(factory=list)
     executions: dict[str, Execution] = field(factory=dict)
     compactions: list[Compaction] = field(factory=list)
-    gaps: list[ObservationGap] = field(factory=list)
     repeated: list[str] = field(factory=list)
     thread_id: str | None = None
     ended: str | None = None
     failure: str | None = None
-    first_at: float | None = None
-    last_at: float | None = None
 
     @property
     def has_answer(self) -> bool:
         """Whether the model said anything."""
         return bool(self.calls)
 
-    @property
-    def duration_ms(self) -> float | None:
-        """From the first event to the last."""
-        if self.first_at is None or self.last_at is None or self.last_at < self.first_at:
-            return None
-        return (self.last_at - self.first_at) * 1000.0
-
 
 def read_trace(artifacts: Artifacts) -> Trace:
     """Read all files; what cannot be read becomes gaps."""
     trace = Trace()
-    if "events.jsonl" not in artifacts.files:
-        trace.gaps.append(ObservationGap(code="trace_unavailable", detail="there is no events.jsonl"))
+    trace.begin(artifacts)
     for record in read_records(artifacts, "events.jsonl", trace.gaps):
         _take_event(trace, record)
-    _take_overflow(trace, parse_line(artifacts.files.get("output.json", b"")))
+    last = trace.note_overflow(artifacts)
+    if last is not None:
+        _take_event(trace, last)
     name = _thread_name(trace, artifacts)
     if name is not None:
         reader = _ThreadReader(trace, is_new=not name.startswith(f"{THREADS}2000/"))
@@ -121,30 +112,9 @@ def read_trace(artifacts: Artifacts) -> Trace:
     return trace
 
 
-def _take_overflow(trace: Trace, output: Any) -> None:
-    """What the shim could not keep: how many events, and the turn's end among them."""
-    if not isinstance(output, Mapping):
-        return
-    events, last = output.get("events"), output.get("last_dropped")
-    dropped = events.get("dropped") if isinstance(events, Mapping) else None
-    if dropped:
-        detail = f"events.jsonl was full: {dropped!r} events were not kept"
-        trace.gaps.append(ObservationGap(code="trace_truncated", detail=detail))
-    record = parse_line(last.encode("utf-8", "replace")) if isinstance(last, str) else None
-    if isinstance(record, Mapping):
-        _take_event(trace, record)
-
-
 def _take_event(trace: Trace, record: Mapping[str, Any]) -> None:
-    at = number(record.get("at"))
-    if at is not None:
-        trace.first_at = at if trace.first_at is None else trace.first_at
-        trace.last_at = at
-    if isinstance(record.get("cut"), int):
-        detail = f"an event was {record['cut']} bytes longer than the limit and is kept only in part"
-        trace.gaps.append(ObservationGap(code="event_too_large", detail=detail))
-    event = record.get("event")
-    if not isinstance(event, Mapping):
+    _, event = trace.note(record)
+    if event is None:
         return
     kind = event.get("type")
     if kind == "thread.started" and isinstance(event.get("thread_id"), str):
@@ -164,10 +134,9 @@ def _thread_name(trace: Trace, artifacts: Artifacts) -> str | None:
     chosen = (own or names)[-1:]
     if len(names) > len(chosen):
         detail = f"{len(names) - 1} more records of threads were collected and not read"
-        trace.gaps.append(ObservationGap(code="thread_not_read", detail=detail))
+        trace.gap("thread_not_read", detail)
     if not chosen:
-        detail = "Codex left no record of its thread"
-        trace.gaps.append(ObservationGap(code="thread_record_missing", detail=detail))
+        trace.gap("thread_record_missing", "Codex left no record of its thread")
         return None
     return chosen[0]
 

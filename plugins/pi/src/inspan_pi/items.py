@@ -9,6 +9,7 @@ from typing import Any
 from attrs import define, field
 
 from inspan_core.observations import ObservationGap
+from inspan_core.run_trace import OpenCalls
 from inspan_pi.trace import Message, Trace
 
 RECEIVED = "\n\nReceived arguments:\n"
@@ -93,7 +94,7 @@ class Output:
 def to_output(trace: Trace) -> Output:
     """Convert the whole trace."""
     output = Output()
-    waiting: dict[str, int] = {}
+    calls = OpenCalls()
     for message in trace.messages:
         if message.discarded:
             error = str(message.body.get("errorMessage"))[:200]
@@ -103,16 +104,9 @@ def to_output(trace: Trace) -> Output:
             output.answer(message)
             for block in message.content:
                 if block.get("type") == "toolCall":
-                    waiting[str(block.get("id"))] = waiting.get(str(block.get("id")), 0) + 1
+                    calls.called(str(block.get("id")))
         else:
             output.result(message)
-            call_id = str(message.body.get("toolCallId"))
-            waiting[call_id] = waiting.get(call_id, 0) - 1
-    for call_id, open_calls in waiting.items():
-        if open_calls > 0:
-            output._gap(
-                "tool_result_missing", f"tool call {call_id[:80]!r} has no result: the run ended first"
-            )
-        elif open_calls < 0:
-            output._gap("tool_call_missing", f"a result for {call_id[:80]!r} has no call in the trace")
+            calls.answered(str(message.body.get("toolCallId")))
+    output.gaps += calls.gaps()
     return output

@@ -17,9 +17,9 @@ from inspan_core.observations import (
     ToolCallStatus,
 )
 from inspan_core.response_object import STATUSES, artifact_digest, input_items, response_object
+from inspan_core.run_trace import artifact_gaps, sound_times
 from inspan_pi.items import to_output
 from inspan_pi.outcome import read_ending
-from inspan_pi.sandbox import parse_runtime_info
 from inspan_pi.trace import Compaction, Execution, Trace, read_trace
 from inspan_pi.usage import total_usage, was_answered
 
@@ -42,8 +42,7 @@ def parse(run: ParseInput) -> ParsedActivation:
     )
     tools = [_tool_call(execution, identity, run) for execution in trace.executions]
     compactions = [_compaction(each, identity) for each in trace.compactions]
-    gaps = [ObservationGap(code=each.code, detail=each.detail) for each in run.artifacts.problems]
-    gaps += [*trace.gaps, *output.gaps, *usage_gaps, *reference_gaps, *_run_gaps(run)]
+    gaps = [*artifact_gaps(run), *trace.gaps, *output.gaps, *usage_gaps, *reference_gaps, *_run_gaps(run)]
     response = None
     if trace.answers:
         created_at = trace.first_at or 0.0
@@ -76,10 +75,7 @@ def _model_calls(run: ParseInput, trace: Trace) -> tuple[tuple[ModelCallRef, ...
 
 
 def _tool_call(execution: Execution, identity: str, run: ParseInput) -> ToolCall:
-    started_at, ended_at = execution.started_at, execution.ended_at
-    if started_at is not None and ended_at is not None and ended_at < started_at:
-        # The sandbox's clock was set back between them.
-        started_at = ended_at = None
+    started_at, ended_at = sound_times(execution.started_at, execution.ended_at)
     duration_ms = execution.duration_ms
     if duration_ms is None and started_at is not None and ended_at is not None:
         duration_ms = (ended_at - started_at) * 1000.0
@@ -122,9 +118,6 @@ def _compaction(compaction: Compaction, identity: str) -> ContextCompaction:
 
 def _run_gaps(run: ParseInput) -> list[ObservationGap]:
     gaps = []
-    if parse_runtime_info(run.artifacts.files.get("runtime_info.json")) is None:
-        detail = "runtime_info.json is missing or malformed"
-        gaps.append(ObservationGap(code="runtime_info_unavailable", detail=detail))
     prompt = _last_text(run.request)
     if prompt is not None and prompt != prompt.strip():
         detail = "Pi takes the blanks off both ends of the prompt"

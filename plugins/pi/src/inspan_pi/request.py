@@ -9,6 +9,16 @@ from typing import Any
 from attrs import frozen
 
 from inspan_core.errors import RequestRefused
+from inspan_core.request_text import (
+    SYSTEM_ROLES,
+    effort_of,
+    instructions_of,
+    items_of,
+    refuse_choices,
+    sampling_of,
+    text_of,
+    token_limit,
+)
 from inspan_pi.declaration import PiOptions
 
 EFFORT_LEVELS = {
@@ -20,7 +30,7 @@ EFFORT_LEVELS = {
     "xhigh": "xhigh",
 }
 USER_ROLES = ("user",)
-SYSTEM_ROLES = ("system", "developer")
+NAME = "pi"
 
 
 @frozen(kw_only=True)
@@ -50,101 +60,42 @@ def read_request(request: Mapping[str, Any], options: PiOptions) -> PiRequest:
     Raises:
         RequestRefused: Pi has no equivalent for what a field asks; names the field.
     """
-    _only_defaults(request)
-    system: list[str] = []
-    instructions = request.get("instructions")
-    if instructions is not None:
-        if not isinstance(instructions, str):
-            raise RequestRefused("`instructions` must be a string for pi", field="instructions")
-        system.append(instructions)
-    prompt, history = _conversation(request.get("input"), system)
-    limit = request.get("max_output_tokens")
-    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
-        raise RequestRefused(
-            f"`max_output_tokens` is {limit!r}, expected a whole number >= 1", field="max_output_tokens"
-        )
+    refuse_choices(request, NAME)
+    system = instructions_of(request, NAME)
+    prompt, history = _conversation(items_of(request), system)
+    effort = effort_of(request, NAME, EFFORT_LEVELS)
     text = "\n\n".join(part for part in system if part)
     return PiRequest(
         prompt=prompt,
         history=history,
         system=text or None,
-        max_output_tokens=limit or options.max_output_tokens,
-        thinking=_thinking(request.get("reasoning"), options),
-        sampling=_sampling(request),
+        max_output_tokens=token_limit(request) or options.max_output_tokens,
+        thinking=options.thinking if effort is None else EFFORT_LEVELS[effort],
+        sampling=sampling_of(request),
     )
 
 
-def _only_defaults(request: Mapping[str, Any]) -> None:
-    """Fields that Pi serves in one way only."""
-    if request.get("tool_choice") not in (None, "auto"):
-        raise RequestRefused(
-            f"pi lets the model choose: `tool_choice` must be 'auto', not {request['tool_choice']!r}",
-            field="tool_choice",
-        )
-    if request.get("parallel_tool_calls") not in (None, True):
-        raise RequestRefused(
-            "pi cannot forbid several tool calls in one answer: `parallel_tool_calls` must be true",
-            field="parallel_tool_calls",
-        )
-
-
-def _thinking(reasoning: Any, options: PiOptions) -> str:
-    if reasoning is None:
-        return options.thinking
-    if not isinstance(reasoning, Mapping):
-        raise RequestRefused("`reasoning` must be an object", field="reasoning")
-    for name, value in reasoning.items():
-        if name != "effort" and value is not None:
-            raise RequestRefused(f"pi has no equivalent of `reasoning.{name}`", field="reasoning")
-    effort = reasoning.get("effort")
-    if effort is None:
-        return options.thinking
-    if effort not in EFFORT_LEVELS:
-        raise RequestRefused(
-            f"`reasoning.effort` is {effort!r}, expected one of {', '.join(EFFORT_LEVELS)}", field="reasoning"
-        )
-    return EFFORT_LEVELS[effort]
-
-
-def _sampling(request: Mapping[str, Any]) -> dict[str, float]:
-    sampling: dict[str, float] = {}
-    for name in ("temperature", "top_p"):
-        value = request.get(name)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise RequestRefused(f"`{name}` is {value!r}, expected a number", field=name)
-        sampling[name] = value
-    return sampling
-
-
-def _conversation(content: Any, system: list[str]) -> tuple[str, tuple[Mapping[str, Any], ...]]:
+def _conversation(
+    items: Sequence[Mapping[str, Any]], system: list[str]
+) -> tuple[str, tuple[Mapping[str, Any], ...]]:
     """Split the input into the prompt and what came before; leading system messages go to `system`."""
-    if isinstance(content, str):
-        items: Sequence[Any] = [{"role": "user", "content": content}]
-    elif isinstance(content, Sequence):
-        items = content
-    else:
-        raise RequestRefused("`input` must be a string or a list of items", field="input")
     history: list[dict[str, Any]] = []
     prompt: str | None = None
     names: dict[str, str] = {}
     for index, item in enumerate(items):
-        if not isinstance(item, Mapping):
-            raise RequestRefused(f"`input[{index}]` is not an object", field="input")
         role = item.get("role")
         if role in SYSTEM_ROLES:
             if history or prompt is not None:
                 raise RequestRefused(
                     f"`input[{index}]`: pi takes {role} messages only before all others", field="input"
                 )
-            system.append(_text(item.get("content"), index))
+            system.append(text_of(item.get("content"), index, NAME))
             continue
         if prompt is not None:
             history.append(_user(prompt))
             prompt = None
         if role in USER_ROLES:
-            prompt = _text(item.get("content"), index)
+            prompt = text_of(item.get("content"), index, NAME)
         else:
             _past(item, index, history, names)
     if not prompt or not prompt.strip():
@@ -156,12 +107,14 @@ def _past(item: Mapping[str, Any], index: int, history: list[dict[str, Any]], na
     """Append one item that the model or a tool produced earlier."""
     kind = item.get("type", "message")
     if kind == "message" and item.get("role") == "assistant":
-        _assistant(history)["content"].append({"type": "text", "text": _text(item.get("content"), index)})
+        _assistant(history)["content"].append(
+            {"type": "text", "text": text_of(item.get("content"), index, NAME)}
+        )
     elif kind == "reasoning":
         parts = item.get("content") or item.get("summary") or ()
         block = {
             "type": "thinking",
-            "thinking": _text(parts, index),
+            "thinking": text_of(parts, index, NAME),
             "thinkingSignature": "reasoning_content",
         }
         _assistant(history)["content"].append(block)
@@ -191,7 +144,7 @@ def _past(item: Mapping[str, Any], index: int, history: list[dict[str, Any]], na
                 "role": "toolResult",
                 "toolCallId": call_id,
                 "toolName": names[call_id],
-                "content": [{"type": "text", "text": _text(item.get("output"), index)}],
+                "content": [{"type": "text", "text": text_of(item.get("output"), index, NAME)}],
                 "isError": False,
             }
         )
@@ -211,17 +164,3 @@ def _assistant(history: list[dict[str, Any]]) -> dict[str, Any]:
     if not history or history[-1]["role"] != "assistant":
         history.append({"role": "assistant", "content": [], "stopReason": "stop"})
     return history[-1]
-
-
-def _text(content: Any, index: int) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, Sequence):
-        raise RequestRefused(f"`input[{index}].content` must be text", field="input")
-    texts = []
-    for part in content:
-        if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
-            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise RequestRefused(f"`input[{index}]`: pi takes only text, not {kind!r}", field="input")
-        texts.append(part["text"])
-    return "\n".join(texts)

@@ -15,7 +15,8 @@ from attrs import define, field
 
 from inspan_core.harness import Artifacts
 from inspan_core.observations import ObservationGap
-from inspan_core.trace_lines import number, parse_line, read_records
+from inspan_core.run_trace import RunTrace
+from inspan_core.trace_lines import number, read_records
 from inspan_pi.settings import HISTORY_PREFIX
 
 
@@ -75,71 +76,39 @@ class Compaction:
     outcome: str = "unknown"
 
 
-@define
-class Trace:
+@define(kw_only=True)
+class Trace(RunTrace):
     """Everything of a run that its files tell."""
 
     messages: list[Message] = field(factory=list)
     executions: list[Execution] = field(factory=list)
     compactions: list[Compaction] = field(factory=list)
-    gaps: list[ObservationGap] = field(factory=list)
     session_id: str | None = None
     has_ended: bool = False
-    first_at: float | None = None
-    last_at: float | None = None
 
     @property
     def answers(self) -> list[Message]:
         """The model's messages, failed attempts included."""
         return [message for message in self.messages if message.role == "assistant"]
 
-    @property
-    def duration_ms(self) -> float | None:
-        """From the first event to the last."""
-        if self.first_at is None or self.last_at is None or self.last_at < self.first_at:
-            return None
-        return (self.last_at - self.first_at) * 1000.0
-
 
 def read_trace(artifacts: Artifacts) -> Trace:
     """Read both files; what cannot be read becomes gaps."""
     trace = Trace()
-    data = artifacts.files.get("events.jsonl")
-    if data is None:
-        trace.gaps.append(ObservationGap(code="trace_unavailable", detail="there is no events.jsonl"))
+    trace.begin(artifacts)
     for record in read_records(artifacts, "events.jsonl", trace.gaps):
         _take_record(trace, record)
-    _take_overflow(trace, parse_line(artifacts.files.get("output.json", b"")))
+    last = trace.note_overflow(artifacts)
+    if last is not None:
+        _take_record(trace, last)
     _mark_discarded(trace)
     _add_session(trace, artifacts)
     return trace
 
 
-def _take_overflow(trace: Trace, output: Any) -> None:
-    """What the shim could not keep: how many events, and the last answer among them."""
-    if not isinstance(output, Mapping):
-        return
-    events, last = output.get("events"), output.get("last_dropped")
-    dropped = events.get("dropped") if isinstance(events, Mapping) else None
-    if dropped:
-        detail = f"events.jsonl was full: {dropped!r} events were not kept"
-        trace.gaps.append(ObservationGap(code="trace_truncated", detail=detail))
-    if isinstance(last, str):
-        record = parse_line(last.encode("utf-8", "replace"))
-        if isinstance(record, Mapping):
-            _take_record(trace, record)
-
-
 def _take_record(trace: Trace, record: Mapping[str, Any]) -> None:
-    at = number(record.get("at"))
-    if at is not None:
-        trace.first_at = at if trace.first_at is None else trace.first_at
-        trace.last_at = at
-    if isinstance(record.get("cut"), int):
-        detail = f"an event was {record['cut']} bytes longer than the limit and is kept only in part"
-        trace.gaps.append(ObservationGap(code="event_too_large", detail=detail))
-    event = record.get("event")
-    if not isinstance(event, Mapping):
+    at, event = trace.note(record)
+    if event is None:
         return
     kind = event.get("type")
     if kind == "session" and isinstance(event.get("id"), str):
