@@ -227,8 +227,8 @@ def test_artifacts_that_are_missing_are_gaps(run_of):
     parsed = parse(nothing)
     assert (parsed.outcome, parsed.response) == (Outcome.FAILED, None)
     assert codes(parsed) == [
-        "artifact_missing", "trace_unavailable", "thread_record_missing", "usage_unavailable",
-        "runtime_info_unavailable",
+        "artifact_missing", "runtime_info_unavailable", "trace_unavailable", "thread_record_missing",
+        "usage_unavailable",
     ]  # fmt: skip
 
 
