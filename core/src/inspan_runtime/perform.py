@@ -156,6 +156,7 @@ class Performer:
                 async with self._reconnecting:
                     if self.room.sandbox is None:
                         self.room.sandbox = await self._reconnected(order)
+                        self.room.reconnected()
             return await PERFORM[type(order)](self, order)
         except SandboxGone:
             if isinstance(order, ConnectSandbox | CreateSandbox):

@@ -93,6 +93,7 @@ class Room:
         receipt: The receipt as it was read, or None.
         processes: What the supervisor reported of processes, or None.
         keep: Keeps what must outlive the server.
+        reconnected: Called when a restarted server has reached the sandbox again.
     """
 
     session_dir: str
@@ -103,6 +104,7 @@ class Room:
     receipt: CleanupReceipt | None = None
     processes: ProcessesReport | None = None
     keep: Keep = keep_nothing
+    reconnected: Callable[[], None] = lambda: None
 
     @property
     def connected(self) -> Sandbox:

@@ -27,12 +27,16 @@ from inspan_core.session import Phase
 from inspan_core.wire import CloseRequest, SeedRequest
 from inspan_runtime.budgets import resolve_agent_timeout
 from inspan_runtime.contents import Record, error_answer, to_answer
+from inspan_runtime.driver import Follow
 from inspan_runtime.grants import check_grants, effective_tool_accesses, usable_grants
 from inspan_runtime.harness_work import HarnessWork, ProviderFactory, RunParser, in_worker_thread
 from inspan_runtime.host_calls import HostCall, HostCalls, HostRequest
 from inspan_runtime.install_cache import RuntimeCache
 from inspan_runtime.journal import Journal, JournalError
+from inspan_runtime.orphans import Ownership, reap_orphans
 from inspan_runtime.packing import to_bytes
+from inspan_runtime.places import check_place
+from inspan_runtime.recovery import Recovery
 from inspan_runtime.requests import check_request
 from inspan_runtime.service_settings import Answer, ServiceSettings, SessionEvidence
 from inspan_runtime.sessions import SessionTable
@@ -63,6 +67,9 @@ class AgentService:
         journal: Where sessions are kept, or None: they end with the process.
         plugins: Observers are called with each transition; None for none.
         run_parser: Where the harness's parser runs.
+
+    Raises:
+        JournalError: What the journal holds cannot be read.
     """
 
     def __init__(
@@ -90,13 +97,19 @@ class AgentService:
             journal=journal,
             observers=(partial(_observe, plugins),) if plugins is not None and plugins.is_observed else (),
         )
+        self._ownership = None if settings.server_id is None else Ownership(server=settings.server_id)
+        self._owned = settings.owned
+        if settings.owned is not None and self._ownership is not None:
+            self._owned = self._ownership.marked(settings.owned)
+        self._sessions.read()
         self.host = self._host_calls()
 
     async def __aenter__(self) -> AgentService:
         if self.host is not None:
             await self.host.sweep()
         self._group = await anyio.create_task_group().__aenter__()
-        self._sessions.restore()
+        self._sessions.resume()
+        self._reap_orphans()
         return self
 
     async def __aexit__(
@@ -159,6 +172,9 @@ class AgentService:
         """
         session_id = body.agent_session_id
         record = self._sessions.get(session_id)
+        if record is None and not self._sessions.recovery.is_over:
+            await unless_gone(gone, self._sessions.recovery.over)
+            record = self._sessions.get(session_id)
         if record is None:
             try:
                 record = self._seeded_record(body)
@@ -267,12 +283,36 @@ class AgentService:
         """The phase of each session, by id."""
         return {name: phase.name for name, phase in self._sessions.phases.items()}
 
+    @property
+    def recovery(self) -> Recovery:
+        """What a dead server left, until it is taken over or reaped."""
+        return self._sessions.recovery
+
+    def follow(self, follow: Follow) -> None:
+        """Have something called with each committed transition."""
+        self._sessions.followers.append(follow)
+
+    def _reap_orphans(self) -> None:
+        owned, ownership, recovery = self._owned, self._ownership, self._sessions.recovery
+        if owned is None or ownership is None:
+            return
+        recovery.add(ownership)
+        self._spawn(
+            partial(
+                reap_orphans,
+                ownership,
+                self._providers[owned.provider],
+                self._sessions.knows_sandbox,
+                partial(recovery.done, ownership),
+            )
+        )
+
     # --- records ---------------------------------------------------------------------------------
 
     def _seeded_record(self, body: SeedRequest) -> Record:
         grants = effective_tool_accesses(body, self.settings.tool_accesses)
         skipped = check_grants(self.harness.spec, grants)
-        self._check_sandbox(body)
+        check_place(body, self._owned, self._providers)
         work = self._work(body)
         work.gaps.extend(skipped)
         return self._sessions.add_seeded(body, work)
@@ -282,7 +322,7 @@ class AgentService:
             harness=self.harness,
             seed=seed,
             providers=self._providers,
-            owned=self.settings.owned if seed.sandbox_access is None else None,
+            owned=self._owned if seed.sandbox_access is None else None,
             options=self.settings.options,
             cache=self._cache,
             uses_scratch=self.settings.session_dir_root is None,
@@ -291,25 +331,6 @@ class AgentService:
                 self.harness.spec, effective_tool_accesses(seed, self.settings.tool_accesses)
             ),
         )
-
-    def _check_sandbox(self, body: SeedRequest) -> None:
-        access = body.sandbox_access
-        if access is None:
-            if self.settings.owned is None:
-                raise RequestRefused(
-                    "the seed has no sandbox_access and this server has no sandbox_provider: "
-                    "there is nowhere to run",
-                    field="sandbox_access",
-                )
-            return
-        reference = access.connection.provider_config_ref
-        if reference not in self._providers:
-            known = ", ".join(sorted(self._providers)) or "none"
-            raise RequestRefused(
-                f"sandbox_access.connection.provider_config_ref {reference!r} names no provider block; "
-                f"known: {known}",
-                field="sandbox_access.connection.provider_config_ref",
-            )
 
     def _spawn(self, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if self._group is None:

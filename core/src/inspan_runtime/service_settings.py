@@ -36,6 +36,9 @@ class ServiceSettings:
         retains_artifacts: Whether artifacts stay in memory after close, until its window ends.
         fence_limit: How many fences of ids never seeded are kept.
         host_dir: Absolute folder for calls without a session, which run on this host; None: they are refused.
+        server_id: What this server and those after it are called, on the labels of their own sandboxes; None:
+            sandboxes are not labelled.
+        recovery_timeout_s: How long new seeds wait for what a dead server left, in seconds.
     """
 
     model_base_url: str
@@ -52,6 +55,8 @@ class ServiceSettings:
     retains_artifacts: bool = False
     fence_limit: int = 10_000
     host_dir: str | None = None
+    server_id: str | None = None
+    recovery_timeout_s: float = 120.0
 
 
 @frozen(kw_only=True)

@@ -20,11 +20,12 @@ from inspan_core.session import Phase, Session
 from inspan_core.wire import EpisodeId, SeedRequest
 from inspan_runtime.alarms import Alarms
 from inspan_runtime.contents import Record, closed_body
-from inspan_runtime.driver import Observer, SessionDriver
+from inspan_runtime.driver import Follow, Observer, SessionDriver
 from inspan_runtime.harness_work import Activation, HarnessWork
-from inspan_runtime.journal import Journal, StoredSession
+from inspan_runtime.journal import Journal, JournalError, StoredSession
 from inspan_runtime.packing import holds_secrets, pack_seed, to_bytes, unpack_seed
 from inspan_runtime.perform import Performer
+from inspan_runtime.recovery import Recovery, is_owed
 from inspan_runtime.restoring import restore_room, restore_work
 from inspan_runtime.room import Room, Spawn
 from inspan_runtime.service_settings import ServiceSettings
@@ -72,6 +73,8 @@ class SessionTable:
         self._by_capture_key: dict[str, str] = {}
         self._fences: OrderedDict[str, None] = OrderedDict()
         self._moved: anyio.Event | None = None
+        self.recovery = Recovery(settings.recovery_timeout_s)
+        self.followers: list[Follow] = []
 
     def __iter__(self) -> Iterator[Record]:
         return iter(list(self._records.values()))
@@ -92,6 +95,13 @@ class SessionTable:
     def phases(self) -> Mapping[str, Phase]:
         """The phase of each session, by id."""
         return {name: record.driver.session.phase for name, record in self._records.items()}
+
+    def knows_sandbox(self, sandbox_id: str) -> bool:
+        """Whether a session's sandbox is called so."""
+        return any(
+            record.work is not None and record.work.sandbox_id == sandbox_id
+            for record in self._records.values()
+        )
 
     async def moved(self) -> None:
         """Wait for the next transition of any session."""
@@ -122,17 +132,33 @@ class SessionTable:
             model_key=self._settings.model_key(key),
         )
 
-    def restore(self) -> None:
-        """Take over what the journal holds, and let each session order what it still owes."""
+    def read(self) -> None:
+        """Read what the journal holds; nothing is ordered yet.
+
+        Raises:
+            JournalError: It cannot be read; names what cannot, and leaves it as it is.
+        """
         if self._journal is None:
             return
         for stored in self._journal.load():
-            session = fold(new_session(stored.name, self._settings.session), stored.events)
-            if session.phase is Phase.NEW:
-                self._journal.forget(stored.name)
-            else:
-                record = self._restored(stored, session)
-                record.driver.deliver(Restarted(at=anyio.current_time()))
+            try:
+                session = fold(new_session(stored.name, self._settings.session), stored.events)
+                if session.phase is not Phase.NEW:
+                    self._restored(stored, session)
+                    continue
+            except (InspanError, LookupError, ValueError, TypeError) as error:
+                raise JournalError(
+                    f"the journal holds a session {stored.name!r} that this inspan cannot go on with: {error}"
+                ) from error
+            self._journal.forget(stored.name)
+
+    def resume(self) -> None:
+        """Let each session that was read order what it still owes."""
+        self.recovery.begin()
+        for record in self:
+            record.driver.deliver(Restarted(at=anyio.current_time()))
+            if is_owed(record.driver.session):
+                self.recovery.add(record.driver.session.name)
 
     def _restored(self, stored: StoredSession, session: Session) -> Record:
         contents, seed, work = stored.contents, None, None
@@ -173,6 +199,7 @@ class SessionTable:
             session_dir=place["session_dir"],
             workdir=place["workdir"],
             keep=partial(self._keep, session.name),
+            reconnected=partial(self.recovery.done, session.name),
         )
         performer = Performer(
             work if work is not None else _NoWork(),
@@ -206,11 +233,14 @@ class SessionTable:
         if self._journal is not None:
             self._journal.keep(session_id, name, value, secret=secret)
 
-    def _follow(self, before: Session, _: Event, session: Session, __: tuple[Effect, ...]) -> None:
+    def _follow(self, before: Session, event: Event, session: Session, effects: tuple[Effect, ...]) -> None:
         """Retain what a close leaves, drop what is back at NEW, and bound the fences of ids never seeded."""
         if self._moved is not None:
             self._moved.set()
             self._moved = None
+        for follow in self.followers:
+            follow(before, event, session, effects)
+        self.recovery.follow(session)
         session_id, phase = session.name, session.phase
         if phase is Phase.NEW:
             # Also when nothing changed: a request that was refused must not leave a record.

@@ -26,6 +26,7 @@ from inspan_runtime.perform import Supervision
 from inspan_runtime.providers.state_folder import default_runtime_dir
 from inspan_runtime.service import AgentService, ServiceSettings
 from inspan_server.agent.config import AgentConfig
+from inspan_server.agent.state_files import server_id
 
 TRAINING_LEVEL = 5
 HOST_FOLDER = "host"
@@ -56,14 +57,20 @@ def build_service(
     spec = harness.spec
     _check_level(config, spec)
     providers = {name: _provider(plugins, name, block) for name, block in config.sandbox_providers.items()}
+    journal = None
+    if config.state_dir is not None:
+        journal = SqliteJournal(Path(config.state_dir), sync=config.journal_sync)
     return AgentService(
         harness,
         providers,
-        evolve(_settings(config, spec, model_key), retains_artifacts=retains_artifacts),
+        evolve(
+            _settings(config, spec, model_key),
+            retains_artifacts=retains_artifacts,
+            server_id=server_id(config),
+            recovery_timeout_s=config.recovery_timeout_seconds,
+        ),
         cache=_cache(config, environ),
-        journal=None
-        if config.state_dir is None
-        else SqliteJournal(Path(config.state_dir), sync=config.journal_sync),
+        journal=journal,
         plugins=plugins,
     )
 
