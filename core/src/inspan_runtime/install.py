@@ -65,6 +65,7 @@ class SandboxInstaller:
 
     Attributes:
         has_lease: Whether the host keeps something for this sandbox.
+        checking_s: Seconds that all runs of health checks took together.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class SandboxInstaller:
         usual = (named, *PYTHON_CANDIDATES) if isinstance(named, str) else PYTHON_CANDIDATES
         self._pythons = usual if pythons is None else tuple(pythons)
         self.has_lease = False
+        self.checking_s = 0.0
         self._probe: Probe | None = None
         self._lock = anyio.Lock()
 
@@ -239,6 +241,7 @@ class SandboxInstaller:
         """What is wrong with the runtime at `prefix`, by running it."""
         argv = [word.replace("{prefix}", prefix) for word in health]
         shown = " ".join(shlex.quote(word) for word in argv)[:500]
+        started = anyio.current_time()
         try:
             result = await self._sandbox.exec(
                 argv, timeout_s=HEALTH_TIMEOUT_S, cwd="/", output_limit_bytes=64 * 1024
@@ -247,6 +250,8 @@ class SandboxInstaller:
             return InstallError(
                 f"the runtime's check took longer than {HEALTH_TIMEOUT_S:.0f} s", command=shown
             )
+        finally:
+            self.checking_s += anyio.current_time() - started
         output = (result.stdout + result.stderr).decode("utf-8", "replace")
         if result.exit_code == 0 and expect in output:
             return None

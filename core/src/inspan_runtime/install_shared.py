@@ -83,8 +83,10 @@ class SharedRuntimes:
             marker, entries = manifest["marker"], dict(manifest["entries"])
         except (OSError, ValueError, KeyError, TypeError):
             return False
-        place = self.folder / key
-        return self.marker(key) == marker and all(_look(place / name) == was for name, was in entries.items())
+        place = str(self.folder / key)
+        if self.marker(key) != marker:
+            return False
+        return all(_look(f"{place}/{name}") == was for name, was in entries.items())
 
     def is_of(self, key: str, archive: Path) -> bool:
         """Whether the runtime's contents are the archive's, byte by byte."""
@@ -214,15 +216,15 @@ def _unpack(archive: Path, private: Path) -> None:
 
 def _entries(private: Path) -> Iterator[tuple[str, list[Any] | str]]:
     for path in private.rglob("*"):
-        seen = _look(path)
+        seen = _look(str(path))
         if seen is not None and path.name != MARKER:
             yield str(path.relative_to(private)), seen
 
 
-def _look(path: Path) -> list[Any] | str | None:
+def _look(path: str) -> list[Any] | str | None:
     """A file's mode, size and time, or a link's target; None for folders and whatever cannot be read."""
     try:
-        status = path.lstat()
+        status = os.lstat(path)
         if stat.S_ISLNK(status.st_mode):
             return os.readlink(path)
     except OSError:
