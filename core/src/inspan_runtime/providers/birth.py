@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 from attrs import frozen
 
-from inspan_core.errors import SandboxCreateError
+from inspan_core.errors import ConfigError, SandboxCreateError
 from inspan_runtime.providers import boot, state_folder
 from inspan_runtime.providers.interpreter import Interpreter
 from inspan_runtime.providers.kept_sandbox import stop_kept
@@ -48,7 +48,8 @@ class KeeperRefused(SandboxCreateError):
     """The keeper could not start the sandbox.
 
     Attributes:
-        kind: ``overlay`` when the private root could not be mounted, else ``create``.
+        kind: ``overlay`` when the private root could not be mounted, ``workdir`` when the workdir can be no
+            folder there, else ``create``.
     """
 
     def __init__(self, message: str, *, kind: str) -> None:
@@ -124,6 +125,8 @@ class Birth:
             if data == b"K":
                 return
         kind, _, message = data[1:].decode("utf-8", "replace").partition(":")
+        if kind == "workdir":
+            raise ConfigError(f"the workdir cannot be a folder of the sandbox: {message}")
         raise KeeperRefused(message or f"the keeper ended: {self._log()}", kind=kind or "create")
 
     async def _received(self) -> bytes:

@@ -257,7 +257,11 @@ class Witness:
         """How many clients may stay open: one that reached nothing is closed once, which may fail."""
         reaching = (CallKind.CREATE, CallKind.CONNECT)
         cuts_off = (Ask.CLOSE, Ask.OTHER_SEED)  # After another seed the main client closes at once.
-        struck = any(call.kind in reaching for call in self.world.hits)
+        # A sandbox that a fault took away is not reached by the next seed either.
+        struck = any(
+            call.kind in reaching or (call.fault is not None and call.fault.effective is FaultKind.GONE)
+            for call in self.world.hits
+        )
         if not (struck or scenario.kills or any(visit.ask in cuts_off for visit in scenario.visits)):
             return 0
         return sum(call.kind is CallKind.CLOSE_CLIENT for call in self.world.hits)

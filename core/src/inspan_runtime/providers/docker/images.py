@@ -10,7 +10,7 @@ from inspan_runtime.providers.docker.portable import own_architecture
 
 INSPECT_LIMIT_S = 30.0
 PULL_LIMIT_S = 1800.0
-FORMAT = "{{.Id}} {{.Architecture}} {{.Os}}"
+FORMAT = "{{.Id}} {{.Architecture}} {{.Os}} {{range .RepoDigests}}{{.}} {{end}}"
 
 
 @frozen(kw_only=True)
@@ -20,10 +20,12 @@ class Image:
     Attributes:
         id: ``sha256:...``: another image never has it.
         is_ours: Whether programs of this machine run in it.
+        digests: What registries call it, ``sha256:...`` each.
     """
 
     id: str
     is_ours: bool
+    digests: tuple[str, ...] = ()
 
 
 class Images:
@@ -58,12 +60,13 @@ class Images:
             called = await engine.call(*inspect, timeout_s=INSPECT_LIMIT_S)
             if called.exit_code != 0:
                 raise explained(called.said, what=what)
-        identity, architecture, system = called.stdout.decode("utf-8", "replace").split()
+        identity, architecture, system, *names = called.stdout.decode("utf-8", "replace").split()
         if system != "linux":
             raise SandboxCreateError(f"{what} is for {system}, not for linux")
         found = Image(
             id=identity if identity.startswith("sha256:") else f"sha256:{identity}",
             is_ours=architecture == own_architecture(),
+            digests=tuple(dict.fromkeys(name.rpartition("@")[2] for name in names if "@sha256:" in name)),
         )
         if "@sha256:" in reference or reference.startswith("sha256:"):
             self._known[reference] = found

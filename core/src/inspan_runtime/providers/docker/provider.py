@@ -63,7 +63,7 @@ _KEEPER_MODULES = (
     _PACKAGE + "namespaces",
     _PACKAGE + "engine_keeper",
 )
-_CONTAINER_FORMAT = "{{.Id}} {{.State.Running}} {{.Config.WorkingDir}}"
+_CONTAINER_FORMAT = "{{.Id}} {{.State.Running}} {{.Image}} {{.Config.WorkingDir}}"
 
 
 class DockerProvider:
@@ -179,6 +179,7 @@ class DockerProvider:
                 "workdir": spec.workdir,
                 "isolation": "container",
                 "image": image.id,
+                "image_digests": list(image.digests),
                 "network": network,
                 "agent": base is not None,
             },
@@ -251,10 +252,12 @@ class DockerProvider:
         said = await engine.asked(
             "container", "inspect", f"--format={_CONTAINER_FORMAT}", name, what=name, timeout_s=timeout_s
         )
-        identity, running, folder = (*said.split(" ", 2), "")[:3]
+        identity, running, image, folder = (*said.split(" ", 3), "")[:4]
         if running != "true":
             raise SandboxGone(f"{name} is there, but does not run")
         found = {"provider": NAME, "agent": False, "isolation": "container", **descriptor}
+        found["image"] = image if image.startswith("sha256:") else f"sha256:{image}"
+        _check_pinned(descriptor, found["image"])
         if not found.get("workdir"):
             found["workdir"] = folder or "/"
         stop = partial(remove_container, engine, identity, what=name)
@@ -288,6 +291,15 @@ class DockerProvider:
             meant = explained(run.stderr.decode("utf-8", "replace"), what=sandbox_id)
             if not isinstance(meant, SandboxGone):
                 raise meant
+
+
+def _check_pinned(descriptor: Descriptor, image: str) -> None:
+    """Refuse a container that was not made from the image that its owner's descriptor names by its id."""
+    pinned = descriptor.get("image")
+    if isinstance(pinned, str) and pinned.startswith("sha256:") and pinned != image:
+        raise SandboxConnectError(
+            f"{descriptor['sandbox_id']} was made from image {image}, its descriptor says {pinned}"
+        )
 
 
 def _checked(descriptor: Descriptor) -> dict[str, Any]:

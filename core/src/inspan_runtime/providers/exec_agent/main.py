@@ -98,7 +98,9 @@ def main(control_fd: int, orders: dict[str, Any]) -> None:
         os.makedirs(orders["workdir"], exist_ok=True)
         listeners = bind_reach(orders["reach"])
     except OSError as error:
-        control.send(b"E" + str(error).encode("utf-8", "replace"))
+        # The first is told apart: the same order meets it again.
+        kind = b"W" if isinstance(error, (FileExistsError, NotADirectoryError)) else b"E"
+        control.send(kind + str(error).encode("utf-8", "replace"))
         os._exit(1)
     numbers = struct.pack(f"{len(listeners)}i", *[one.fileno() for one in listeners])
     control.sendmsg([b"R"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)] if listeners else [])

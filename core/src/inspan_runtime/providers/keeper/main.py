@@ -155,7 +155,8 @@ class Keeper:
         except ConnectionResetError:  # It ended with orders unread.
             data, ancillary = b"", []
         if not data.startswith(b"R"):
-            raise LaunchError("create", data[1:].decode("utf-8", "replace") or "the agent did not start")
+            kind = "workdir" if data.startswith(b"W") else "create"
+            raise LaunchError(kind, data[1:].decode("utf-8", "replace") or "the agent did not start")
         numbers = [fd for _, _, raw in ancillary for (fd,) in struct.iter_unpack("i", raw)]
         for fd, address in zip(numbers, self._orders["reach"], strict=True):
             os.set_inheritable(fd, False)

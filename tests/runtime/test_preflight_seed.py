@@ -1,0 +1,101 @@
+"""A seed looks at its sandbox first: what cannot work is refused before anything is installed."""
+
+import anyio
+import pytest
+
+from inspan_core import HarnessSpec, SandboxSpec, hookimpl, load_plugins
+from inspan_core.findings import Cookie
+from inspan_core.harness import SandboxNeeds
+from inspan_core.session import Settings
+from inspan_core.wire import CloseRequest, EpisodeId, SeedRequest, TaskId
+from inspan_runtime.harness_work import OwnedSandbox
+from inspan_runtime.install_cache import RuntimeCache
+from inspan_runtime.providers.local import LocalProvider
+from inspan_runtime.service import AgentService, ServiceSettings
+
+pytestmark = pytest.mark.anyio
+EPISODE = EpisodeId(rollout_id="r")
+SEED = SeedRequest(agent_session_id="s", episode_id=EPISODE, task_id=TaskId(taskset="t", task_id="x"))
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+class Choosy:
+    """A harness with needs; it counts its installations."""
+
+    def __init__(self, needs):
+        self.needs = needs
+        self.installed = 0
+
+    @hookimpl
+    def inspan_harness(self):
+        return HarnessSpec(
+            name="choosy",
+            version="1",
+            model_api="chat_completions",
+            level=2,
+            request_fields={"input": "applied", "metadata": "applied"},
+            needs=self.needs,
+        )
+
+    @hookimpl
+    async def inspan_install(self, context):
+        self.installed += 1
+        return {}
+
+    @hookimpl
+    async def inspan_stage(self, context):
+        raise AssertionError("never activated")
+
+    @hookimpl
+    async def inspan_collect(self, context):
+        raise AssertionError("never activated")
+
+    @hookimpl
+    def inspan_parse(self, run):
+        raise AssertionError("never activated")
+
+
+def service_of(harness, tmp_path, **spec):
+    provider = LocalProvider({"runtime_dir": str(tmp_path / "run")})
+    return AgentService(
+        load_plugins(extra=[harness], entry_points=False).harness("choosy"),
+        {"box": lambda: provider},
+        ServiceSettings(
+            model_base_url="http://127.0.0.1:9",
+            model_name="none",
+            session=Settings(close_step_timeout_s=5.0),
+            owned=OwnedSandbox(provider="box", spec=SandboxSpec(workdir=str(tmp_path / "work"), **spec)),
+        ),
+        cache=RuntimeCache(tmp_path / "cache", client_env={}),
+    )
+
+
+@pytest.mark.parametrize(
+    ("needs", "words"),
+    [
+        (SandboxNeeds(programs=("sh", "no-such-program")), "it has no no-such-program"),
+        (SandboxNeeds(free_mib=1e12), "MiB free"),
+    ],
+)
+async def test_sandbox_that_lacks_what_is_needed_is_refused(needs, words, tmp_path):
+    harness = Choosy(needs)
+    async with service_of(harness, tmp_path) as service:
+        with anyio.fail_after(30):
+            answer = await service.seed(SEED, "d", Cookie.ABSENT)
+            assert answer.status == 422 and words in answer.body["detail"], answer
+            assert harness.installed == 0
+        assert list((tmp_path / "run/local").iterdir()) == [], "the sandbox of a refused seed lives"
+
+
+async def test_fit_sandbox_is_installed_into(tmp_path):
+    harness = Choosy(SandboxNeeds(programs=("sh", "cat"), free_mib=1))
+    async with service_of(harness, tmp_path) as service:
+        with anyio.fail_after(30):
+            assert (await service.seed(SEED, "d", Cookie.ABSENT)).status == 200
+            assert harness.installed == 1
+            close = CloseRequest(agent_session_id="s", episode_id=EPISODE)
+            assert (await service.close(close, Cookie.SAME)).status == 200
