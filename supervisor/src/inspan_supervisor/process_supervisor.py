@@ -40,7 +40,8 @@ NAME = b"~~"  # No letter or digit: no word that a task's pkill or killall looks
 COMMAND_LIMIT_BYTES = 4 * 1024 * 1024
 OUTPUT_LIMIT_BYTES, OUTPUT_TAIL_BYTES = 64 * 1024 * 1024, 256 * 1024
 REPORT_LIMIT, COUNT_LIMIT = 256, 4096  # Of each kind: how many are listed, and how many more are counted.
-PORTS_BUDGET_S, FD_LIMIT = 0.02, 512  # Looking for ports: in all, and in one process.
+PORTS_BUDGET_S, FD_LIMIT = 0.1, 512  # Looking for ports: until so much processor time is spent on an ending.
+NETWORKS = {}  # type: dict[str, bytes]  # /proc/net/tcp of each network; to read it takes milliseconds.
 MARK = "INSPAN_RUN"  # In the harness's environment, with a random value: who carries it comes from there.
 RECEIPT_BYTES = 4096  # Reserved on disk before the launch, so that a full disk does not cost the receipt.
 TICK_S, BLIND_TICK_S = 1.0, 0.02  # Housekeeping; looking for stop.request where the kernel does not tell.
@@ -200,13 +201,14 @@ def listening_ports(pid: int) -> list[int] | None:
     try:
         with os.scandir(f"/proc/{pid}/fd") as fds:
             held = {attempt(OSError, os.readlink, fd.path) for fd in islice(fds, FD_LIMIT)}
-        rows = []  # type: list[bytes]
-        if any(str(name).startswith("socket:") for name in held):
-            rows += read_file(f"/proc/{pid}/net/tcp").splitlines()
-            rows += (attempt(OSError, read_file, f"/proc/{pid}/net/tcp6") or b"").splitlines()
+        network = os.readlink(f"/proc/{pid}/ns/net")
+        if network not in NETWORKS and any(str(name).startswith("socket:") for name in held):
+            ipv6 = attempt(OSError, read_file, f"/proc/{pid}/net/tcp6") or b""
+            NETWORKS[network] = read_file(f"/proc/{pid}/net/tcp") + ipv6
     except OSError:
         return None
-    sockets = [row for row in map(bytes.split, rows) if len(row) > 9 and row[3] == b"0A"]
+    rows = map(bytes.split, NETWORKS.get(network, b"").splitlines())
+    sockets = [row for row in rows if len(row) > 9 and row[3] == b"0A"]
     ports = {int(row[1][-4:], 16) for row in sockets if f"socket:[{row[9].decode()}]" in held}
     return sorted(ports) if held else None  # A process without any file is a dead one.
 
@@ -234,7 +236,7 @@ class Run:
         self.leader = 0  # The harness: leader of its own session and process group.
         self.code = None  # type: int | None  # Its exit code, or minus the signal that killed it.
         self.error = None  # type: str | None
-        self.timed_out = False
+        self.timed_out, self.ended_at, self.ports_until = False, 0.0, 0.0
         self.output, self.notice, self.lock = (os.open(os.devnull, os.O_RDWR) for _ in range(3))
         self.mark = os.urandom(16).hex()
         self.adopted = {}  # type: dict[tuple[int, int], float]  # When a child was first seen.
@@ -242,7 +244,6 @@ class Run:
         self.drains = False  # Whether children outside the group are killed as well, but for these:
         self.spared = None  # type: Any  # A set of identities; None: not known.
         self.report = {"killed": {}, "preserved": {}, "unfinished": {}}  # type: dict[str, dict[object, object]]
-        self.ports_left_s = PORTS_BUDGET_S
 
     def launch(self, origin: str) -> None:
         """Fork the harness and wait until its process group exists, so that every later signal reaches it."""
@@ -281,8 +282,7 @@ class Run:
     def watch(self) -> str:
         """Wait for the first of "exit", "stop", "deadline". Adopted orphans are reaped on the way."""
         attempt(OSError, call_libc, "malloc_trim", 0)  # Compiling this file took more than keeping it.
-        deadline = time.monotonic() + self.command["timeout_s"]
-        housekeeping_at = 0.0
+        deadline, housekeeping_at = time.monotonic() + self.command["timeout_s"], 0.0
         while True:
             if self.reap_others():
                 return "exit"
@@ -335,14 +335,14 @@ class Run:
 
     def end(self, ending: str) -> bool:
         """Stop what must not live on. Returns whether that was proven within the clean-up budget."""
-        self.ended_at = time.monotonic()
+        self.ended_at, self.ports_until = time.monotonic(), time.process_time() + PORTS_BUDGET_S
         budget_ends = self.ended_at + self.command["cleanup_timeout_s"]
         alone = ending == "exit" and attempt(OSError, self.child_pids) == [self.leader]  # It left nobody.
         table = [] if alone else attempt(Unreadable, look) or []
         for process in table:
             if process.group == self.leader and process.pid != self.leader and process.lives:
                 self.note("killed", process, "group")
-        if ending != "exit":
+        if os.waitid(os.P_PID, self.leader, PEEK) is None:  # Else the tools that it left are in the table.
             self.drains = True
             self.busy = {p.session for p in below(table, [p for p in table if p.pid == self.leader])}
             if table:
@@ -445,6 +445,7 @@ class Run:
 
     def note_survivors(self, table: list[Process]) -> None:
         """Tell apart who lives on: by when it was adopted and from whom, and who merely hangs below one."""
+        NETWORKS.clear()  # The last look: services had time to start.
         for child in self.children(table):
             kind, reason = "preserved", "adopted before the end"
             if child.identity not in self.adopted and not self.drains:
@@ -462,13 +463,12 @@ class Run:
             return
         entries[process.identity] = None
         if len(entries) <= REPORT_LIMIT:
-            began = time.monotonic()
-            ports = listening_ports(process.pid) if process.lives and self.ports_left_s > 0 else None
-            self.ports_left_s -= time.monotonic() - began
+            in_time = time.process_time() < self.ports_until
             entries[process.identity] = {
                 "pid": process.pid, "start_ticks": process.identity[1], "parent": process.parent,
                 "group": process.group, "session": process.session,
-                "name": process.name.decode(errors="replace"), "ports": ports, "reason": reason}  # fmt: skip
+                "name": process.name.decode("utf-8", "replace"), "reason": reason,
+                "ports": listening_ports(process.pid) if in_time else None}  # fmt: skip
 
     def conclude(self, confirmed: bool) -> int:
         """Write the report, then the receipt (or raise OSError: there is none); returns our exit code."""
