@@ -1,5 +1,6 @@
 """One event loop, and one sandbox of each provider, for all cells."""
 
+import os
 import shutil
 import sys
 import tempfile
@@ -35,6 +36,8 @@ def make_sandbox(portal):
     folder = tempfile.TemporaryDirectory(prefix="matrix-")
 
     def make(name, **spec):
+        if "pids" in spec and not (os.geteuid() == 0 and os.access("/sys/fs/cgroup", os.W_OK)):
+            pytest.skip("NO CONTROL GROUPS: only a root that may write to /sys/fs/cgroup limits sandboxes")
         provider = {"local": LocalProvider, "bubblewrap": BubblewrapProvider}[name](
             {"runtime_dir": f"{folder.name}/run"}
         )

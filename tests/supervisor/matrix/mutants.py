@@ -8,6 +8,7 @@ from inspan_supervisor import supervisor_source
 
 from . import probes
 from .probes import cell
+from .rules import EVERYBODY
 
 
 @frozen
@@ -54,7 +55,7 @@ BELOW_ALL = (
     " for q in table if q.parent == p.pid])})"
 )
 CLAIM = 'write(run.marks[0], NEW_FILE, b"%d\\n" % run.me)\n    except'
-BUDGET_STARTS = "self.ended_at = time.monotonic()\n        budget_ends"
+END_BEGINS = 'within the clean-up budget."""\n        '
 EARLY_RECEIPT = (
     'put(self.directory, "cleanup.json", {"cleanup_confirmed": True, "return_code": -9, '
     '"error": None, "timed_out": False})\n        '
@@ -70,6 +71,7 @@ TMUX = cell("tmux", "exits", "close")
 FAMILY = cell("grandchildren that orphan more", "exits", "close")
 LATE = cell("own session", "exits", "deadline")
 NATURAL_TOOL = cell("own session", "exits", "natural")
+ALL_TOOL = cell("own session", "exits", "natural", EVERYBODY)
 NATURAL_GROUP = cell("child in the group", "exits", "natural")
 
 SIGNALS = (
@@ -88,6 +90,11 @@ SIGNALS = (
     mutant("no SIGCONT", STOPPED, ("attempt(GONE, os.killpg, self.leader, signal.SIGCONT)", "pass")),
     mutant("no SIGKILL after the grace", STUBBORN, (KILL_GROUP, "while")),
     mutant("no grace", OBEDIENT, ('self.await_group(self.ended_at + self.command["grace_s"])', "pass")),
+    mutant(
+        "only the harness gets the grace",
+        probes.a_group_gets_its_grace,
+        ("if dead and not any(", "if dead or any("),
+    ),
     mutant(
         "the group is not killed",
         NATURAL_GROUP,
@@ -219,7 +226,7 @@ WRITINGS = (
     mutant(
         "the receipt comes before the drain",
         probes.a_receipt_is_the_last_word,
-        (BUDGET_STARTS, EARLY_RECEIPT + BUDGET_STARTS),
+        (END_BEGINS, END_BEGINS + EARLY_RECEIPT),
     ),
     mutant(
         "the receipt is not atomic",

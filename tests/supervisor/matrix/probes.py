@@ -9,7 +9,7 @@ from inspan_runtime import supervisor_client as client
 
 from .bench import Budgets, SetupFailed, Violation
 from .cells import try_cell
-from .rules import ADOPTED, GROUP, UNDERWAY, Cell, Ending
+from .rules import ADOPTED, GROUP, SEED, UNDERWAY, Cell, Ending
 
 BRIEF = Budgets(run_s=30.0, grace_s=1.5, cleanup_s=3.0, receipt_s=8.0)  # For who is expected to spend it.
 HOPELESS = Budgets(run_s=30.0, grace_s=0.1, cleanup_s=0.8, receipt_s=8.0)  # Spent to the end.
@@ -62,6 +62,24 @@ def pid_of_tool():
         return ""
 builtins.open = open_but_one
 """
+# A child in the group that has something to save when the harness is dead.
+SAVES = """
+import os, signal
+harness = os.getppid()
+def save(number, frame):
+    while open("/proc/%d/stat" % harness).read().rpartition(")")[2].split()[0] != "Z":
+        pass
+    for _ in range(100):
+        os.fork() or os._exit(0)
+        os.wait()
+    open(os.environ["WORK"] + "/saved", "w").close()
+    os._exit(0)
+signal.signal(signal.SIGTERM, save)
+with open(os.environ["WORK"] + "/child.pid", "w") as file:
+    file.write(str(os.getpid()))
+while True:
+    signal.pause()
+"""
 # The harness dies after the stop was noticed, before the look that records the services.
 DEATH_BEFORE_RECORD = """
 import os
@@ -90,9 +108,9 @@ builtins.open = open_after_the_exit
 """
 
 
-def cell(kind, behaviour, ending):
+def cell(kind, behaviour, ending, drain=SEED):
     """The matrix's own question, in the sandbox that a broken supervisor cannot leave."""
-    return partial(ask_cell, Cell(kind, behaviour, Ending(ending), "bubblewrap"))
+    return partial(ask_cell, Cell(kind, behaviour, Ending(ending), "bubblewrap", drain))
 
 
 async def ask_cell(one, bench, source):
@@ -282,6 +300,19 @@ async def an_exit_code_is_no_time_out(bench, source):
         async with session.launched() as launch:
             receipt = await session.ended(launch, bench.budgets)
         require((receipt.return_code, receipt.timed_out) == (code, False), f"{receipt} of exit {code}")
+
+
+async def a_group_gets_its_grace(bench, source):
+    """Not the harness alone."""
+    script = REPORT + f"{bench.python} -I -S -c '{SAVES}' & report harness $$; wait"
+    session = await staged(bench, source, script)
+    processes = [{"name": "child", "place": GROUP, "above": None}]
+    async with session.launched():
+        await session.observe("ready", **{**NOBODY, "processes": processes})
+        await session.stop(bench.budgets)
+    require(
+        await exists(session, f"{session.work}/saved"), "a child in the group was killed within the grace"
+    )
 
 
 async def a_held_zombie_does_not_block(bench, source):

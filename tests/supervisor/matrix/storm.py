@@ -1,7 +1,7 @@
 """A harness whose tools fork without end, and somebody else who does the same; runs inside the sandbox only.
 
-    storm.py harness    a child in the group, a tool, a service, and a relay
-    storm.py stranger   forks and reaps, for ever
+    storm.py harness         a child in the group, a tool, a service, and a relay
+    storm.py stranger FILE   forks and reaps, for ever; FILE says that the limit of processes was hit
 
 A relay is a process that forks and exits at once: all it ever is has a new pid at the next look.
 """
@@ -9,6 +9,8 @@ A relay is a process that forks and exits at once: all it ever is has a new pid 
 import os
 import signal
 import sys
+
+BREATH = 6  # How many a stranger forks before it waits for them.
 
 
 def rest(name):
@@ -60,10 +62,20 @@ def harness():
 
 def stranger():
     while True:
-        pid = fork()
-        if pid == 0:
-            os._exit(0)
-        os.waitpid(pid, 0)
+        for _ in range(BREATH):
+            try:
+                os.fork() or os._exit(0)
+            except BlockingIOError:
+                open(sys.argv[2], "w").close()
+        while attempt_wait():
+            pass
+
+
+def attempt_wait():
+    try:
+        return os.wait()
+    except ChildProcessError:
+        return None
 
 
 {"harness": harness, "stranger": stranger}[sys.argv[1]]()

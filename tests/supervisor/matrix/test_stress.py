@@ -10,7 +10,8 @@ from .bench import Budgets, Violation
 from .rules import ADOPTED, GROUP, UNDERWAY
 
 DETACHED = 300
-SPARE = 24  # What the pid limit leaves for the agent's commands, the fork loops and the run itself.
+SPARE = 20  # What the pid limit leaves for the sandbox's own, the fork loops, the run and whoever watches it.
+LIMIT_WAS_HIT = "limit_was_hit"
 BUDGETS = Budgets(run_s=120.0, grace_s=0.1, cleanup_s=20.0, receipt_s=40.0)
 PROCESSES = [
     {"name": "child", "place": GROUP, "above": None},
@@ -22,7 +23,8 @@ PROCESSES = [
 async def crowd(bench):
     """300 detached processes and a fork loop of somebody else."""
     await bench.prepare(strangers=DETACHED)
-    await bench.add_strangers(1, [bench.python, "-I", "-S", f"{bench.root}/storm.py", "stranger"])
+    storm = [bench.python, "-I", "-S", f"{bench.root}/storm.py", "stranger", f"{bench.root}/{LIMIT_WAS_HIT}"]
+    await bench.add_strangers(1, storm)
 
 
 async def one_stop(bench):
@@ -58,3 +60,7 @@ def test_stops_among_300_others_with_fork_loops_and_a_pid_limit_nearly_reached(p
     portal.call(crowd, bench)
     seen = Counter(portal.call(one_stop, bench) for _ in range(stops))
     assert seen["confirmed"] == stops, seen
+    hit = portal.call(
+        lambda: bench.sandbox.exec(["test", "-e", f"{bench.root}/{LIMIT_WAS_HIT}"], timeout_s=30)
+    )
+    assert hit.exit_code == 0, "the limit of processes was never reached"
