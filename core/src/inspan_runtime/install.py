@@ -25,6 +25,7 @@ from anyio import to_thread
 from inspan_core.errors import (
     ExecTimeout,
     InstallError,
+    RequestRefused,
     SandboxError,
     TooLarge,
     UnsafePath,
@@ -217,7 +218,9 @@ class SandboxInstaller:
                     cwd="/",
                     output_limit_bytes=64 * 1024,
                 )
-                self._probe = read_probe(result.stdout.decode("utf-8", "replace"))
+                probe = read_probe(result.stdout.decode("utf-8", "replace"))
+                _refuse_workdir(self._workdir, probe.workdir)
+                self._probe = probe
                 await self._recognise(self._probe.word)
             return self._probe
 
@@ -288,6 +291,13 @@ class SandboxInstaller:
                 output=result.stderr.decode("utf-8", "replace")[-OUTPUT_TAIL_CHARS:],
             )
         return answer
+
+
+def _refuse_workdir(workdir: str, found: str) -> None:
+    """A workdir that is no folder makes every run fail: that is for the seed to say."""
+    if found != "folder":
+        what = "does not exist in the sandbox" if found == "missing" else "is no folder of the sandbox"
+        raise RequestRefused(f"workdir {workdir!r} {what}", field="sandbox_access.workdir")
 
 
 @cache

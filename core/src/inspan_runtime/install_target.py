@@ -53,6 +53,7 @@ class Probe:
         tried: What was found at each candidate root, for messages.
         ready: Runtimes with a ready marker that stand in a candidate root, best first.
         word: What the host's folder says of itself where the sandbox sees one, or None.
+        workdir: ``folder``, ``file`` or ``missing``.
     """
 
     target: Target
@@ -60,6 +61,7 @@ class Probe:
     tried: str
     ready: tuple[str, ...] = ()
     word: str | None = None
+    workdir: str = "folder"
 
 
 def quote(text: str) -> str:
@@ -89,6 +91,9 @@ for root in {places}; do
 done
 word=; {{ read -r word < {SHARED_PATH}/{WORD_FILE}; }} 2>/dev/null && echo "word=$word"
 echo "os=$(uname -s 2>/dev/null)"
+if [ -d {quote(workdir)} ]; then echo "workdir=folder"
+elif [ -e {quote(workdir)} ]; then echo "workdir=file"
+else echo "workdir=missing"; fi
 echo "arch=$(uname -m 2>/dev/null)"
 glibc=$(getconf GNU_LIBC_VERSION 2>/dev/null)
 [ -n "$glibc" ] || glibc=$(ldd --version 2>&1 | head -n 1)
@@ -161,6 +166,7 @@ def read_probe(output: str) -> Probe:
         tried="; ".join(tried) or "nothing was tried",
         ready=tuple(ready),
         word=found.get("word"),
+        workdir=found.get("workdir", "folder"),
     )
 
 

@@ -314,3 +314,24 @@ async def test_the_end_of_the_server_closes_what_is_open(agent, bodies):
         await server.client.post("/v1/agent_sessions", json=bodies.seed())
         assert len(await server.provider.list({})) == 1
     assert await server.provider.list({}) == []
+
+
+@pytest.mark.parametrize("workdir", ["a-file", "a-file/inside", "not-there"])
+@pytest.mark.parametrize("is_borrowed", [True, False])
+async def test_a_workdir_that_is_no_folder_is_refused_at_seed(agent, bodies, tmp_path, workdir, is_borrowed):
+    (tmp_path / "a-file").write_text("x")
+    path = str(tmp_path / workdir)
+    async with agent(sandbox_config={"workdir": path}) as server:
+        sandbox, access = None, None
+        if is_borrowed:
+            sandbox = await server.provider.create(SandboxSpec(workdir=str(tmp_path / "work")), key="theirs")
+            descriptor = dict(sandbox.descriptor)
+            connection = {"kind": "direct", "provider_config_ref": "box", "descriptor": descriptor}
+            access = {"connection": connection, "workdir": path}
+        seeded = await server.client.post("/v1/agent_sessions", json=bodies.seed(sandbox_access=access))
+        if workdir == "not-there" and not is_borrowed:
+            assert seeded.status_code == 200  # Ours is made.
+        else:
+            assert (seeded.status_code, path in seeded.json()["detail"]) == (422, True), seeded.text
+        if sandbox is not None:
+            await sandbox.stop()
