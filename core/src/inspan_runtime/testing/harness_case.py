@@ -90,6 +90,7 @@ class HarnessCase:
         options: The harness's options, over its defaults.
         shell_call: How a model calls the harness's shell; None: it has none, and checks of tools pass.
         cache: Where its runtime comes from; the user's own cache by default.
+        wrappers: Plugins that wrap the harness's hooks: the rules hold with them too.
         deadline_s: The run's deadline where a check lets it fire: longer than the harness takes to call.
     """
 
@@ -100,13 +101,14 @@ class HarnessCase:
     cache: RuntimeCache = field(
         factory=lambda: RuntimeCache(default_cache_dir(os.environ), client_env=package_client_env(os.environ))
     )
+    wrappers: Sequence[object] = ()
     deadline_s: float = 5.0
     _whole: Run | None = None
 
     @property
     def harness(self) -> Harness:
         """The plugin as a server uses it."""
-        plugins = load_plugins([self.plugin], entry_points=False)
+        plugins = load_plugins([self.plugin, *self.wrappers], entry_points=False)
         expect(not plugins.problems, "; ".join(map(str, plugins.problems)))
         names = plugins.harness_names()
         expect(len(names) == 1, f"the plugin declares the harnesses {names}, expected one")

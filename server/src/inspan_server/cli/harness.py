@@ -6,6 +6,8 @@ import json
 from importlib import metadata
 from typing import Any
 
+from attrs import asdict
+
 from inspan_core.plugins import load_plugins
 from inspan_core.relay import Harness
 
@@ -84,6 +86,7 @@ def described(harness: Harness) -> dict[str, Any]:
             for use in ("applied", "ignored", "refused")
         },
         "options": dict(spec.options),
+        "needs": asdict(spec.needs),
     }
 
 
@@ -92,6 +95,11 @@ def _version(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None  # A plugin that was given as an object.
+
+
+def _needs(needs: dict[str, Any]) -> list[str]:
+    free = [f"{needs['free_mib']:g} MiB free"] if needs["free_mib"] else []
+    return [*needs["programs"], *(["CA certificates"] if needs["certificates"] else []), *free]
 
 
 def _page(told: dict[str, Any]) -> str:
@@ -107,6 +115,7 @@ def _page(told: dict[str, Any]) -> str:
         ("applied", ", ".join(fields["applied"])),
         ("ignored", ", ".join(fields["ignored"]) or "nothing"),
         ("refused", refused),
+        ("needs", ", ".join(_needs(told["needs"])) or "nothing beside its runtime"),
     ]
     options = [f"  {name}: {json.dumps(default)}" for name, default in told["options"].items()]
     lines = [told["summary"], "", *(f"{what:<14} {value}" for what, value in rows), ""]
