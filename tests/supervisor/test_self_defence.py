@@ -1,14 +1,17 @@
 """What a task does to its machine does not end the supervisor, nor keep it from stopping the harness."""
 
+import ast
 import json
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from inspan_supervisor import LOADER
+from inspan_runtime.supervisor_client import WAIT_SCRIPT
+from inspan_supervisor import LOADER, supervisor_source
 
 IN_NAMESPACE = ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"])]
 IN_NAMESPACE += ["--pid", "--fork", "--kill-child", "--mount-proc"]
@@ -172,3 +175,79 @@ def test_a_stop_is_noticed_with_and_without_the_kernels_notification(supervised,
     supervised.pid("harness")
     supervised.stop()
     assert supervised.receipt()["return_code"] == -15
+
+
+def test_a_terminal_that_hangs_up_changes_nothing(supervised, kit):
+    """The supervisor leads the terminal's session, so that the SIGHUP goes to it."""
+    supervised.command(["sh", "-c", kit.report_pid + "report harness $$; while :; do sleep 1000; done"])
+    argv = [supervised.python, "-I", "-S", str(supervised.dir / "process_supervisor.py"), str(supervised.dir)]
+    pid, terminal = os.forkpty()
+    if pid == 0:
+        os.execv(argv[0], argv)
+    try:
+        harness = supervised.pid("harness")
+        assert os.tcgetpgrp(terminal) == pid
+        os.close(terminal)  # The last one who holds it: the line is cut.
+        kit.eventually(lambda: tty_of(pid) == 0, "the session has lost its terminal")
+        assert kit.lives(pid) and kit.lives(harness)
+        supervised.stop()
+        kit.eventually((supervised.dir / "cleanup.json").exists, "there is a receipt")
+        assert supervised.receipt_file()["cleanup_confirmed"]
+    finally:
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + 15
+
+
+def tty_of(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[4])
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_an_output_pipe_that_nobody_reads_costs_neither_the_run_nor_the_refusal(supervised, refused):
+    if refused:
+        supervised.raw_command("{")
+    else:
+        supervised.command(["sh", "-c", "echo out; exit 4"])
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    process = supervised.launch(stdout=write_end, stderr=write_end)
+    os.close(write_end)
+    assert process.wait(20) == (125 if refused else 4)
+    if not refused:
+        assert supervised.receipt_file()["cleanup_confirmed"]
+        assert supervised.output() == "out\n"
+
+
+def test_no_clock_that_jumps_is_looked_at():
+    """Deadline, grace and budget are monotonic, and the controller's script asks /proc/uptime."""
+    uses = {
+        node.attr
+        for node in ast.walk(ast.parse(supervisor_source()))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "time"
+    }
+    assert uses == {"monotonic", "process_time"}
+    words = set(re.findall(r"[\w/]+", WAIT_SCRIPT))
+    assert "/proc/uptime" in words and not words & {"date", "EPOCHSECONDS", "SECONDS", "stat", "touch"}
+
+
+def test_two_stops_at_once_and_signals_between_make_one_orderly_stop(supervised, kit):
+    """Nor does any of our signals go to the supervisor's own group, in which the launcher may sit."""
+    bystander = 'sleep 1000 & echo $! > "$1.new"; mv "$1.new" "$1"; shift; exec "$@"'
+    supervised.command(
+        ["sh", "-c", kit.report_pid + "trap 'exit 9' TERM; report harness $$; while :; do sleep 1; done"]
+    )
+    argv = [supervised.python, "-I", "-S", str(supervised.dir / "process_supervisor.py"), str(supervised.dir)]
+    beside = supervised.work / "beside.pid"
+    shell = ["sh", "-c", bystander, "sh", str(beside), *argv]
+    process = subprocess.Popen(shell, start_new_session=True, stderr=subprocess.DEVNULL)
+    supervised.processes.append(process)
+    supervised.pid("harness")
+    neighbour = supervised.pid("beside")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        os.kill(process.pid, number)
+    supervised.stop()
+    os.kill(process.pid, signal.SIGTERM)
+    supervised.stop()
+    receipt = supervised.receipt()
+    assert (receipt["cleanup_confirmed"], receipt["return_code"], receipt["error"]) == (True, 9, None)
+    assert os.getpgid(neighbour) == process.pid and kit.lives(neighbour)
+    os.kill(neighbour, signal.SIGKILL)
