@@ -46,6 +46,7 @@ EARLY_TERM = (
     f'if ending != "exit":\n            {TERM}\n'
     "            os.waitid(os.P_PID, self.leader, os.WEXITED | os.WNOWAIT)\n        "
 )
+HARNESS_LIVES = "if os.waitid(os.P_PID, self.leader, PEEK) is None:  # Else the"
 KILL_GROUP = "attempt(GONE, os.killpg, self.leader, signal.SIGKILL)\n        while"
 STRIKE_GROUP = 'found.update({p.pid: (p, "group") for p in table if p.group == self.leader})'
 OURS = "if p.parent == self.me and p.identity not in self.spared]"
@@ -127,11 +128,7 @@ DRAINING = (
         (OURS, "if p.parent == self.me and p.pid not in dict(self.spared)]"),
     ),
     mutant("who is below a service is drained", TMUX, (BELOW_OURS, BELOW_ALL)),
-    mutant(
-        "detached tools die with a natural exit",
-        NATURAL_TOOL,
-        ('        if ending != "exit":', "        if ending:"),
-    ),
+    mutant("detached tools die with a natural exit", NATURAL_TOOL, (HARNESS_LIVES, "if True:  # Else the")),
     mutant(
         "nothing is drained",
         TOOL,
@@ -183,6 +180,11 @@ PROOFS = (
         "who is adopted from the dead harness is a service",
         probes.a_look_after_the_exit_knows_no_services,
         ("if found is not None and os.waitid(os.P_PID, self.leader, PEEK) is None:", "if found is not None:"),
+    ),
+    mutant(
+        "a record taken from the dead harness counts",
+        probes.a_record_after_the_exit_knows_no_services,
+        (HARNESS_LIVES, 'if ending != "exit":  # Else the'),
     ),
 )
 FENCES = (
