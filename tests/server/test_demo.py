@@ -294,7 +294,7 @@ def test_a_signal_leaves_nothing(machine, sandbox, after, number):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--harness", "nobody"], "no harness is called 'nobody' (installed: codex, echo, pi)"),
+        (["--harness", "nobody"], "no harness is called 'nobody' (installed: codex, echo, hermes, pi)"),
         (
             ["--sandbox", "cloud"],
             "no sandbox provider is called 'cloud' (installed: bubblewrap, docker, local)",

@@ -17,6 +17,8 @@ from inspan_core.codec import encode
 from inspan_core.plugins import Plugins
 from inspan_core.sandbox import Descriptor, Sandbox, SandboxProvider, SandboxSpec
 from inspan_core.wire import EpisodeId
+from inspan_runtime.install_cache import default_cache_dir
+from inspan_runtime.install_shared import SharedRuntimes, create_with_runtimes
 from inspan_runtime.providers.environment import PATH
 from inspan_runtime.providers.interpreter import own_interpreter
 from inspan_runtime.providers.spec_checks import OWN_FOLDER
@@ -47,9 +49,10 @@ GRACEFUL_TIMEOUT_S = 0.2
 
 @define
 class WatchedProvider:
-    """A provider that remembers the sandbox which it made."""
+    """A provider that remembers the sandbox which it made, and shows it this host's runtimes."""
 
     provider: SandboxProvider
+    runtimes: SharedRuntimes = field(factory=lambda: SharedRuntimes(default_cache_dir(os.environ)))
     made: Sandbox | None = field(default=None, init=False)
 
     @property
@@ -57,7 +60,9 @@ class WatchedProvider:
         return self.provider.name
 
     async def create(self, spec: SandboxSpec, *, key: str, timeout_s: float = 60.0) -> Sandbox:
-        self.made = await self.provider.create(spec, key=key, timeout_s=timeout_s)
+        self.made = await create_with_runtimes(
+            self.provider, spec, self.runtimes, key=key, timeout_s=timeout_s
+        )
         return self.made
 
     async def connect(self, descriptor: Descriptor, *, timeout_s: float = 30.0) -> Sandbox:
