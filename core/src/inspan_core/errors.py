@@ -32,15 +32,24 @@ How a run ends is data (`Outcome`), never an exception.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 
 class InspanError(Exception):
-    """The root of all errors of inspan."""
+    """The root of all errors of inspan.
+
+    Attributes:
+        failure_kind: Whose failure it is: ``usage`` (the caller's), ``harness``, or ``infrastructure``, which
+            says nothing about the harness and never counts as its score.
+    """
+
+    failure_kind: ClassVar[str] = "infrastructure"
 
 
 class UsageError(InspanError):
     """The caller asked for something that can never work."""
+
+    failure_kind = "usage"
 
 
 class NotAllowed(UsageError):
@@ -102,6 +111,8 @@ class WireError(InspanError):
 
 class HarnessError(InspanError):
     """The harness did not do what it was asked to."""
+
+    failure_kind = "harness"
 
 
 class HarnessTerminationError(HarnessError):

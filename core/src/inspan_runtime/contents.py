@@ -17,7 +17,7 @@ from inspan_core.session import Evidence
 from inspan_core.wire import CloseResponse, EpisodeId, SeedRequest
 from inspan_runtime.driver import SessionDriver
 from inspan_runtime.harness_work import HarnessWork
-from inspan_runtime.room import Room
+from inspan_runtime.room import ExecHandle, Room
 from inspan_runtime.service_settings import Answer
 
 PROCESSES_TOLD = 32
@@ -89,7 +89,7 @@ def closed_body(session_id: str, record: Record, body: CloseBody) -> Mapping[str
         else:
             bundle = AgentObservationBundle(source=work.harness.spec.name)
         gaps = [ObservationGap(code=gap.code.value, detail=gap.detail) for gap in body.gaps]
-        processes = process_gaps(record.room.processes)
+        processes = (*process_gaps(record.room.processes), *memory_gaps(record.room.exec))
         bundle = _checked(evolve(bundle, gaps=(*bundle.gaps, *work.gaps, *gaps, *processes)))
     cookies = None if work is None else work.resources_cookies
     response = CloseResponse(
@@ -118,6 +118,14 @@ def process_gaps(report: ProcessesReport | None) -> tuple[ObservationGap, ...]:
                 ObservationGap(code=f"processes_{kind}", detail=f"{count} {kind}: {', '.join(told + more)}")
             )
     return tuple(gaps)
+
+
+def memory_gaps(handle: ExecHandle | None) -> tuple[ObservationGap, ...]:
+    """Whether the sandbox ran out of memory while the harness ran, where the provider can tell."""
+    if handle is None or handle.result is None or not handle.result.out_of_memory:
+        return ()
+    detail = "the sandbox's memory limit killed something while the harness ran"
+    return (ObservationGap(code="out_of_memory", detail=detail),)
 
 
 def _checked(bundle: AgentObservationBundle) -> AgentObservationBundle:
