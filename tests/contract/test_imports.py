@@ -47,6 +47,9 @@ IN_SANDBOX = {
     "core/src/inspan_runtime/grant_probe.py": (),
     "plugins/pi/src/inspan_pi/sandbox_runner.py": ("inspan_core",),
     "plugins/codex/src/inspan_codex/sandbox_runner.py": ("inspan_core",),
+    "plugins/hermes/src/inspan_hermes/sandbox_runner.py": ("inspan_core", "inspan_hermes"),
+    "plugins/hermes/src/inspan_hermes/agent_run.py": ("inspan_core", "inspan_hermes"),
+    "plugins/hermes/src/inspan_hermes/model_calls.py": ("inspan_core",),
 }
 """Files that run on whatever Python a sandbox has, and what of ours travels with them."""
 

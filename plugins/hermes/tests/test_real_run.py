@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -89,7 +90,9 @@ def episode(tmp_path, cache):
         provider = BubblewrapProvider({"runtime_dir": str(tmp_path / "run")})
         async with served(create_gateway(script, capture, keys={"r1": KEY}), graceful_timeout_s=0.2) as url:
             spec = SandboxSpec(workdir="/app", ttl_s=600.0, reach=(url, *reach))
-            sandbox = await create_with_runtimes(provider, spec, cache.shared, key="hermes", timeout_s=60.0)
+            sandbox = await create_with_runtimes(
+                provider, spec, cache.shared, key=secrets.token_hex(8), timeout_s=60.0
+            )
             try:
                 one = PluginEpisode(
                     plugin=inspan_hermes,
@@ -453,7 +456,7 @@ async def test_a_compaction_is_a_model_call_through_the_gateway(episode):
 
 
 @full
-async def test_two_sessions_at_once_do_not_mix(episode, tmp_path):
+async def test_two_sessions_at_once_do_not_mix(episode):
     async with (
         episode([shell("cat mark; pwd"), said("one")]) as (first, first_url, _),
         episode([shell("cat mark; pwd"), said("two")]) as (second, second_url, _),

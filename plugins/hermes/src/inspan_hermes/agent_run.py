@@ -43,12 +43,46 @@ RESULT_KEYS = (
 )
 
 
+# In this order: what asks the model server what it is must be replaced before others have taken it.
+MODULES = (
+    "agent.model_metadata",
+    "run_agent",
+    "tools.environments.local",
+    "tools.mcp_tool",
+    "hermes_constants",
+)
+# Requests that are no model calls, for what the configuration says: each with what it finds out.
+QUESTIONS: dict[str, dict[str, Any]] = {
+    "agent.model_metadata": {
+        "detect_local_server_type": None,
+        "fetch_endpoint_model_metadata": {},
+        "fetch_model_metadata": {},
+        "query_ollama_num_ctx": None,
+        "query_ollama_supports_vision": None,
+        "_query_ollama_api_show": None,
+        "_query_local_context_length": None,
+    }
+}
+
+
 class NotReady(RuntimeError):
     """A setting is not in force, or a required tool server is not there: the model is not asked."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
         self.kind = kind
+
+
+def replace(place: Any, name: str, value: Any) -> None:
+    """Put something in the place of what Hermes has there.
+
+    Raises:
+        NotReady: It has nothing of that name: not the version that this was made for.
+    """
+    if not hasattr(place, name):
+        where = getattr(place, "__name__", type(place).__name__)
+        raise NotReady("settings_not_in_force", f"Hermes has no {where}.{name}")
+    setattr(place, name, value)
 
 
 class AgentRun:
@@ -93,11 +127,13 @@ class AgentRun:
         given = dict(os.environ)
         os.environ.update(self.order["env"])
         sys.path.insert(0, self.order["site"])
-        for name in ("run_agent", "tools.environments.local", "tools.mcp_tool", "hermes_constants"):
+        for name in MODULES:
             try:
-                importlib.import_module(name)
+                module = importlib.import_module(name)
             except Exception as error:
                 raise NotReady("runtime_broken", f"{name} does not load: {error}") from error
+            for question, answer in QUESTIONS.get(name, {}).items():
+                replace(module, question, lambda *_, _answer=answer, **__: _answer)
         self._keep_task_environment(given)
         completions = importlib.import_module("openai.resources.chat.completions")
         self.calls.watch(completions.Completions)
@@ -127,9 +163,7 @@ class AgentRun:
             (constants, "apply_subprocess_home_env", lambda env: None),
         ]
         for place, name, value in changes:
-            if not hasattr(place, name):
-                raise NotReady("settings_not_in_force", f"Hermes' local environment has no {name}")
-            setattr(place, name, value)
+            replace(place, name, value)
 
     def _connect(self) -> list[str]:
         """Connect the granted servers; their toolsets, those of optional ones that fail left out."""
