@@ -6,6 +6,9 @@ from types import SimpleNamespace
 import anyio
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 import inspan_echo
 from inspan_core.hookspecs import hookimpl
@@ -143,3 +146,25 @@ def anyio_sync():
         return anyio.run(bounded)
 
     return call
+
+
+async def answer_mcp(request):
+    """A whole MCP server with one tool."""
+    if request.method == "HEAD":
+        return Response(status_code=405)
+    message = await request.json()
+    results = {
+        "initialize": {"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": {}},
+        "tools/list": {"tools": [{"name": "give", "inputSchema": {"type": "object"}}]},
+    }
+    if "id" not in message:
+        return Response(status_code=202)
+    return JSONResponse({"jsonrpc": "2.0", "id": message["id"], "result": results[message["method"]]})
+
+
+@pytest.fixture
+async def tools_url():
+    """Where granted tools answer: an MCP server at ``/mcp``, and anything at the root."""
+    routes = [Route(path, answer_mcp, methods=["HEAD", "POST"]) for path in ("/", "/mcp")]
+    async with served(Starlette(routes=routes), graceful_timeout_s=0.1) as url:
+        yield url

@@ -2,15 +2,11 @@
 
 import attrs
 import pytest
-from starlette.applications import Starlette
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 import inspan_echo
 from inspan_core.hookspecs import hookimpl
 from inspan_core.plugins import load_plugins
 from inspan_runtime.providers.local import LocalProvider
-from inspan_server.serving import served
 
 pytestmark = pytest.mark.anyio
 ACTIVATE = "/ng-rollout/r1/v1/responses"
@@ -59,23 +55,9 @@ class GrantedEcho:
         return inspan_echo.inspan_parse(run)
 
 
-async def mcp(request):
-    """A whole MCP server with one tool."""
-    message = await request.json()
-    results = {
-        "initialize": {"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": {}},
-        "tools/list": {"tools": [{"name": "give", "inputSchema": {"type": "object"}}]},
-    }
-    if "id" not in message:
-        return Response(status_code=202)
-    return JSONResponse({"jsonrpc": "2.0", "id": message["id"], "result": results[message["method"]]})
-
-
 @pytest.fixture
-async def url():
-    app = Starlette(routes=[Route("/{name}", mcp, methods=["POST"])])
-    async with served(app, graceful_timeout_s=0.1) as base:
-        yield f"{base}/mcp"
+def url(tools_url):
+    return f"{tools_url}/mcp"
 
 
 async def test_grants_of_both_sources_reach_the_hooks_and_unusable_ones_do_not(agent, bodies, url):

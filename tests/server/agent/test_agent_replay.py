@@ -56,7 +56,7 @@ def session_of_cookie(exchange, bound):
     return bound
 
 
-async def test_the_capture_is_answered_as_it_was(agent, cookie_of, tmp_path):
+async def test_the_capture_is_answered_as_it_was(agent, cookie_of, tmp_path, tools_url):
     plugins = load_plugins([AnyGrantEcho()], entry_points=False)
     run_dir = str(tmp_path / "run")
     blocks = {name: {"kind": "local", "runtime_dir": run_dir} for name in ("box", "p")}
@@ -66,7 +66,8 @@ async def test_the_capture_is_answered_as_it_was(agent, cookie_of, tmp_path):
         closed = []
         try:
             for exchange in EXCHANGES:
-                answer = await send(server, exchange, cookie_of(session_of_cookie(exchange, first)), sandbox)
+                cookie = cookie_of(session_of_cookie(exchange, first))
+                answer = await send(server, exchange, cookie, sandbox, tools_url)
                 check(exchange, answer)
                 if exchange["case"].startswith("close") and answer.status_code == 200:
                     closed.append((exchange["case"], answer.json()))
@@ -78,7 +79,7 @@ async def test_the_capture_is_answered_as_it_was(agent, cookie_of, tmp_path):
     assert same[0]["agent_observations"]["records"][0]["kind"] == "agent_invocation"
 
 
-async def send(server, exchange, cookie, sandbox):
+async def send(server, exchange, cookie, sandbox, tools_url):
     request = exchange["request"]
     body, headers = request["body"], {"content-type": "application/json"}
     if exchange["case"] == "seed-422-text-content-type":
@@ -86,6 +87,8 @@ async def send(server, exchange, cookie, sandbox):
     if request["cookie"]:
         headers.update({"cookie": f"{COOKIE_NAME}="} if exchange["case"] in FORGED else cookie)
     if isinstance(body, dict) and exchange["case"].startswith("seed-with-grants"):
+        # Nobody answered there; we try what is granted.
+        body = json.loads(json.dumps(body).replace("http://127.0.0.1:9", tools_url))
         access = body["sandbox_access"]
         body = {**body, "sandbox_access": {**access, "workdir": str(server.root / "w")}}
         body["sandbox_access"]["connection"] = {
