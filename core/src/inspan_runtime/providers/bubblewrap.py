@@ -28,6 +28,7 @@ from inspan_runtime.providers import bwrap_command, state_folder
 from inspan_runtime.providers.boot import FLAGS
 from inspan_runtime.providers.environment import command_environment, default_cache_dir
 from inspan_runtime.providers.guest_interpreter import GuestInterpreter, guest_interpreter
+from inspan_runtime.providers.holding import HeldSandbox
 from inspan_runtime.providers.host_root import HostView, view_of_host
 from inspan_runtime.providers.interpreter import own_interpreter
 from inspan_runtime.providers.keeper.cgroups import remove_recorded
@@ -199,6 +200,14 @@ class BubblewrapProvider:
     async def list(self, labels: Mapping[str, str]) -> list[Descriptor]:
         """See `inspan_core.sandbox.SandboxProvider.list`."""
         return await self._kept.find(labels)
+
+    async def held(self) -> tuple[HeldSandbox, ...]:
+        """See `inspan_runtime.providers.holding.HoldingProvider.held`."""
+        return await self._kept.held()
+
+    async def remove(self, held: HeldSandbox) -> None:
+        """See `inspan_runtime.providers.holding.HoldingProvider.remove`."""
+        await self._kept.remove(held)
 
     async def aclose(self) -> None:
         """See `inspan_core.sandbox.SandboxProvider.aclose`: nothing is held."""

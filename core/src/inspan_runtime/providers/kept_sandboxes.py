@@ -19,6 +19,7 @@ from inspan_core.errors import (
 from inspan_core.sandbox import Descriptor, SandboxSpec
 from inspan_runtime.providers import state_folder
 from inspan_runtime.providers.birth import Birth, KeeperRefused, Plan
+from inspan_runtime.providers.holding import HeldSandbox, held_in
 from inspan_runtime.providers.interpreter import Interpreter
 from inspan_runtime.providers.kept_sandbox import KeptSandbox, stop_kept
 
@@ -169,6 +170,16 @@ class KeptSandboxes:
         if existing is not None:
             await stop_kept(state, state.name)
             await anyio.to_thread.run_sync(self.sweep, state)
+
+    async def held(self) -> tuple[HeldSandbox, ...]:
+        """See `inspan_runtime.providers.holding.HoldingProvider.held`."""
+        return await anyio.to_thread.run_sync(held_in, self.runtime_dir / self.kind)
+
+    async def remove(self, held: HeldSandbox) -> None:
+        """See `inspan_runtime.providers.holding.HoldingProvider.remove`."""
+        state = self.runtime_dir / self.kind / held.sandbox_id
+        await stop_kept(state, held.sandbox_id)
+        await anyio.to_thread.run_sync(self.sweep, state)
 
     async def find(self, labels: Mapping[str, str]) -> list[Descriptor]:
         """See `inspan_core.sandbox.SandboxProvider.list`."""

@@ -20,6 +20,7 @@ from inspan_core.sandbox import Descriptor, Sandbox, SandboxSpec
 from inspan_runtime.providers import state_folder
 from inspan_runtime.providers.boot import command
 from inspan_runtime.providers.environment import command_environment
+from inspan_runtime.providers.holding import HeldSandbox
 from inspan_runtime.providers.interpreter import own_interpreter
 from inspan_runtime.providers.kept_sandboxes import KeptSandboxes, Plan
 from inspan_runtime.providers.reach import loopback_addresses
@@ -102,6 +103,14 @@ class LocalProvider:
     async def list(self, labels: Mapping[str, str]) -> list[Descriptor]:
         """See `inspan_core.sandbox.SandboxProvider.list`."""
         return await self._kept.find(labels)
+
+    async def held(self) -> tuple[HeldSandbox, ...]:
+        """See `inspan_runtime.providers.holding.HoldingProvider.held`."""
+        return await self._kept.held()
+
+    async def remove(self, held: HeldSandbox) -> None:
+        """See `inspan_runtime.providers.holding.HoldingProvider.remove`."""
+        await self._kept.remove(held)
 
     async def aclose(self) -> None:
         """See `inspan_core.sandbox.SandboxProvider.aclose`: nothing is held."""

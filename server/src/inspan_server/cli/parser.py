@@ -17,6 +17,7 @@ from inspan_core.errors import ProviderUnavailable, UsageError
 from inspan_server.cli.config_arguments import add_config
 from inspan_server.cli.exit_codes import FAILED, INFRASTRUCTURE, USAGE
 from inspan_server.cli.harness_arguments import add_harness
+from inspan_server.cli.sandbox_arguments import add_sandbox
 
 if TYPE_CHECKING:
     from inspan_server.model.upstream import Upstream
@@ -56,6 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_serve(verbs)
     add_config(verbs)
     add_harness(verbs)
+    add_sandbox(verbs)
     _add_machine(verbs)
     return parser
 

@@ -28,7 +28,9 @@ from inspan_runtime.providers.docker.images import Image, Images
 from inspan_runtime.providers.docker.plain_sandbox import PlainSandbox, remove_arguments, remove_container
 from inspan_runtime.providers.docker.portable import portable_interpreter
 from inspan_runtime.providers.docker.run_command import RunPlan, run_arguments
+from inspan_runtime.providers.docker.strays import strays
 from inspan_runtime.providers.environment import command_environment, default_cache_dir
+from inspan_runtime.providers.holding import HeldSandbox
 from inspan_runtime.providers.interpreter import own_interpreter
 from inspan_runtime.providers.kept_sandbox import stop_kept
 from inspan_runtime.providers.kept_sandboxes import KeeperRefused, KeptSandboxes, Plan
@@ -270,6 +272,24 @@ class DockerProvider:
     async def list(self, labels: Mapping[str, str]) -> list[Descriptor]:
         """See `inspan_core.sandbox.SandboxProvider.list`."""
         return await self._kept.find(labels)
+
+    async def held(self) -> tuple[HeldSandbox, ...]:
+        """See `inspan_runtime.providers.holding.HoldingProvider.held`: containers without a folder, too."""
+        found = await self._kept.held()
+        try:
+            engine = await anyio.to_thread.run_sync(self._engine)
+        except ProviderUnavailable:
+            if found:
+                raise
+            return ()
+        return found + await strays(engine, self._kept.runtime_dir / NAME, {one.sandbox_id for one in found})
+
+    async def remove(self, held: HeldSandbox) -> None:
+        """See `inspan_runtime.providers.holding.HoldingProvider.remove`."""
+        if held.key is None and held.descriptor is None:
+            engine = await anyio.to_thread.run_sync(self._engine)
+            await remove_container(engine, held.sandbox_id, what=held.sandbox_id)
+        await self._kept.remove(held)
 
     async def aclose(self) -> None:
         """See `inspan_core.sandbox.SandboxProvider.aclose`: nothing is held."""
