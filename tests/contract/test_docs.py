@@ -32,6 +32,25 @@ def test_the_generated_pages_are_up_to_date(root):
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
+def test_every_link_of_a_page_leads_somewhere(root):
+    pages = [
+        root / "README.md",
+        *root.glob("docs/*.md"),
+        *root.glob("*/README.md"),
+        *root.glob("plugins/*/README.md"),
+    ]
+    links = {
+        (page.relative_to(root).as_posix(), link)
+        for page in pages
+        for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text())
+        if not re.match(r"[a-z]+:", link)
+    }
+    assert len(links) > 10
+    assert [
+        (page, link) for page, link in sorted(links) if not (root / page).parent.joinpath(link).exists()
+    ] == []
+
+
 def test_a_stale_page_is_named(root, tmp_path):
     for name in ("docs/generate.py", "docs/machine.md", "docs/machine.svg", "README.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

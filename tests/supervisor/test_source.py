@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import inspan_supervisor
+from inspan_core.receipts import REASONS
 from inspan_supervisor import supervisor_source
 
 SOURCE = supervisor_source().decode()
@@ -70,6 +71,19 @@ def test_the_controller_and_the_file_use_the_same_names():
     names = {value for name, value in vars(inspan_supervisor).items() if name.endswith("_FILE")}
     assert used == names - {"process_supervisor.py"}
     assert f'"{inspan_supervisor.RETIRED_SUFFIX}"' in SOURCE
+
+
+def test_the_reasons_that_it_gives_are_those_that_are_believed_and_told(request):
+    given = {
+        node.value
+        for node in ast.walk(ast.parse(SOURCE))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    page = (request.config.rootpath / "docs" / "termination.md").read_text()
+    for reason in REASONS:
+        assert reason in given, reason
+        assert f"`{reason}`" in page, reason
+    assert 'f"below {child.pid}"' in SOURCE
 
 
 def test_it_can_be_read_in_one_sitting():
