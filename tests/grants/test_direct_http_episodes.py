@@ -225,3 +225,23 @@ async def test_a_tool_server_that_is_not_there_is_refused_at_seed(world, harness
     # Without the grant the functions of the request have nobody to call.
     assert (asked.status_code, "`tools` must be empty" in asked.text) == (422, True)
     assert next(gap["code"] for gap in closed["agent_observations"]["gaps"]) == "tool_grant_unreachable"
+
+
+MALFORMED = ['{"room": "1', "[]", "null", '{"room": 12}', "x" * 100_000]
+
+
+@full
+@each_harness
+async def test_malformed_arguments_are_recorded_as_they_are_and_never_run_as_none(world, harness):
+    replies = [*(calls(("book", text)) for text in MALFORMED), calls(("basket", {})), SAID]
+    async with world(harness, replies) as w:
+        await w.seed()
+        ran = await w.activate()
+        closed = await w.close()
+    assert ran.status_code == 200, ran.text
+    made = [item for item in ran.json()["output"] if item["type"] == "function_call"]
+    assert [item["arguments"] for item in made[:-1]] == MALFORMED
+    assert len(outputs(ran.json())) == len(made)
+    assert all(set(body) == {"room"} for tool, body in w.hotel.seen if tool == "book")
+    tools = [r for r in closed["agent_observations"]["records"] if r["kind"] == "tool_call"]
+    assert [tool["status"] for tool in tools] == [*["failed"] * 3, "completed", "failed", "completed"]

@@ -113,6 +113,9 @@ def _tool_call(trace: Trace, item: Item, output: Item | None, identity: str, run
         duration_ms = round((ended_at - started_at) * 1000.0, 3)
     source: TimingSource = "artifact" if execution is None else "harness"
     status = _status(None if execution is None else execution.status, output, run)
+    if status == "completed" and execution is None and isinstance(item.body.get("namespace"), str):
+        # Codex notes the execution of each call of an MCP server: this one it did not make.
+        status = "failed"
     return ToolCall(
         invocation_id=identity,
         tool_call_id=item.call_id,
