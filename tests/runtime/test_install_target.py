@@ -10,7 +10,7 @@ import pytest
 
 from inspan_core.errors import UnsupportedTarget
 from inspan_core.harness import Target
-from inspan_runtime.install_target import PYTHON_CHECK, Probe, probe_script, read_probe
+from inspan_runtime.install_target import MARKER, MOST_READY, PYTHON_CHECK, Probe, probe_script, read_probe
 
 GLIBC = "os=Linux\narch=x86_64\nlibc_text=glibc 2.36\npython=/usr/bin/python3|3.11.2\nroot=/opt/r\n"
 
@@ -127,3 +127,50 @@ def test_the_home_and_a_link_are_no_place_for_runtimes(tmp_path):
     assert not (home / "r").exists()
     assert stat.S_ISDIR(os.stat(tmp_path / "fine").st_mode)
     assert os.listdir(tmp_path / "fine") == []
+
+
+NO_PLACE = """
+mount -t tmpfs -o noexec none "$1" && mkdir "$2/ro" && mount -t tmpfs -o ro none "$2/ro" || exit 99
+exec /bin/sh -c "$3"
+"""
+
+
+def test_a_noexec_and_a_read_only_folder_are_passed_over(tmp_path):
+    places = [tmp_path / name for name in ("noexec", "kept", "fine")]
+    for place in places:
+        place.mkdir()
+    roots = [str(places[0]), str(places[1] / "ro"), str(places[2])]
+    script = probe_script(roots, "/nowhere")
+    unshare = ["unshare", "--mount", *(() if os.geteuid() == 0 else ("--map-root-user",))]
+    done = subprocess.run(
+        [*unshare, "sh", "-c", NO_PLACE, "sh", str(places[0]), str(places[1]), script],
+        env={"PATH": os.environ["PATH"], "HOME": "/nowhere-else"},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=True,
+    )
+    probe = read_probe(done.stdout)
+    assert probe.root == str(places[2])
+    assert f"{places[0]}: programs do not run there" in probe.tried
+    assert f"{places[1]}/ro: cannot be written" in probe.tried
+
+
+def test_runtimes_that_are_there_and_the_hosts_word_are_told(tmp_path):
+    for name in ("b-2", "a-1"):
+        (tmp_path / "r" / name).mkdir(parents=True)
+        (tmp_path / "r" / name / MARKER).touch()
+    (tmp_path / "r" / "half").mkdir()
+    probe = read_probe(run_probe(tmp_path, os.defpath, [str(tmp_path / "none"), str(tmp_path / "r")]))
+    assert probe.ready == (str(tmp_path / "r" / "a-1"), str(tmp_path / "r" / "b-2"))
+    assert probe.word is None
+    assert read_probe("os=Linux\narch=x86_64\nword=abc\n").word == "abc"
+
+
+def test_a_task_with_thousands_of_folders_there_does_not_hide_the_rest(tmp_path):
+    for number in range(3 * MOST_READY):
+        (tmp_path / "r" / f"k{number}").mkdir(parents=True)
+        (tmp_path / "r" / f"k{number}" / MARKER).touch()
+    probe = read_probe(run_probe(tmp_path, os.defpath, [str(tmp_path / "r")])[-64 * 1024 :])
+    assert len(probe.ready) == MOST_READY
+    assert probe.target.os == "linux"
