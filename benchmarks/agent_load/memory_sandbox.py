@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from inspan_core.harness import (
 from inspan_core.hookspecs import hookimpl
 from inspan_core.observations import AgentObservationBundle
 from inspan_core.sandbox import Descriptor, ExecResult, FileContent, Sandbox, SandboxSpec
-from inspan_runtime.testing.fake_commands import PROBE, kind_of
+from inspan_runtime.testing.fake_commands import kind_of
 from inspan_runtime.testing.faults import CallKind
 
 RECEIPT = b'{"cleanup_confirmed": true, "return_code": 0, "error": null, "timed_out": false}'
@@ -28,7 +29,16 @@ RESPONSE = {
     "parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "status": "completed",
 }  # fmt: skip
 ENVIRONMENT = b"PATH=/usr/bin:/bin\0"
+FACTS: dict[bool, bytes] = {}
 ALIVE: dict[str, MemorySandbox] = {}
+
+
+def facts_of_host(argv: tuple[str, ...]) -> bytes:
+    """What a look at the sandbox prints: it is run once, on the host, and is the same for all sandboxes."""
+    kind = "shells" in argv[-1]  # There is a longer look and a shorter one.
+    if kind not in FACTS:
+        FACTS[kind] = subprocess.run(argv, capture_output=True, timeout=30).stdout
+    return FACTS[kind]
 
 
 class MemorySandbox:
@@ -60,7 +70,7 @@ class MemorySandbox:
                 return ExecResult(exit_code=0, stdout=b"receipt\n")
             case CallKind.REMOVE:
                 self.files.clear()
-        return ExecResult(exit_code=0, stdout=ENVIRONMENT if argv[0] == "env" else PROBE)
+        return ExecResult(exit_code=0, stdout=ENVIRONMENT if argv[0] == "env" else facts_of_host(tuple(argv)))
 
     async def upload(self, path: str, data: bytes, *, mode: int = 0o644, timeout_s: float = 60.0) -> None:
         self.files[path] = data

@@ -66,6 +66,10 @@ class _Known:
     next_event: int = 1
 
 
+class JournalInUse(JournalError):
+    """Another server uses the folder."""
+
+
 class SqliteJournal:
     """Implements `inspan_runtime.journal.Journal` in a folder that one server at a time may use.
 
@@ -269,5 +273,5 @@ def _lock(path: Path) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(descriptor)
-        raise JournalError(f"{path.parent} is in use by another server") from error
+        raise JournalInUse(f"{path.parent} is in use by another server") from error
     return descriptor

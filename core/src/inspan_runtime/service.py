@@ -20,7 +20,6 @@ import anyio.abc
 from inspan_core.errors import InspanError, RequestRefused
 from inspan_core.events import ActivateRequested, CloseRequested, SeedRequested
 from inspan_core.findings import Cookie, Path
-from inspan_core.harness import Artifacts
 from inspan_core.plugins import Plugins
 from inspan_core.relay import Harness
 from inspan_core.session import Phase
@@ -40,6 +39,7 @@ from inspan_runtime.recovery import Recovery
 from inspan_runtime.requests import check_request
 from inspan_runtime.service_settings import Answer, ServiceSettings, SessionEvidence
 from inspan_runtime.sessions import SessionTable
+from inspan_runtime.views import SessionViews
 from inspan_runtime.waiting import Gone, unless_gone
 
 OVER = frozenset({Phase.NEW, Phase.CLOSED, Phase.FENCED})
@@ -56,7 +56,7 @@ SHUTDOWN_STEPS = 5
 log = logging.getLogger(__name__)
 
 
-class AgentService:
+class AgentService(SessionViews):
     """Serves the sessions of one harness. An async context manager: its tasks live in it.
 
     Args:
@@ -132,6 +132,11 @@ class AgentService:
         finally:
             if self._journal is not None:
                 self._journal.close()
+
+    def close_journal(self) -> None:
+        """Write what waits and let go of the journal: for a process that ends without leaving its block."""
+        if self._journal is not None:
+            self._journal.close()
 
     async def close_all(self, *, timeout_s: float) -> list[str]:
         """Close every open session and wait for it.
@@ -265,23 +270,6 @@ class AgentService:
             gone=gone,
         )
         return to_answer(session_id, record, reply)
-
-    def evidence(self, session_id: str) -> SessionEvidence | None:
-        """What is kept of a session, while its record is retained; None for an id that is not known."""
-        record = self._sessions.get(session_id)
-        if record is None:
-            return None
-        return SessionEvidence(
-            receipt=record.room.receipt,
-            processes=record.room.processes,
-            artifacts=Artifacts() if record.work is None else record.work.artifacts,
-            gradable=record.driver.session.gradable,
-        )
-
-    @property
-    def phases(self) -> Mapping[str, str]:
-        """The phase of each session, by id."""
-        return {name: phase.name for name, phase in self._sessions.phases.items()}
 
     @property
     def recovery(self) -> Recovery:

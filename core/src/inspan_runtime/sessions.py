@@ -14,7 +14,7 @@ import anyio
 from inspan_core.codec import decode, encode
 from inspan_core.effects import CloseBody, Effect
 from inspan_core.errors import InspanError
-from inspan_core.events import Event, Restarted
+from inspan_core.events import Abandoned, Event, Restarted
 from inspan_core.machine import fold, new_session
 from inspan_core.session import Phase, Session
 from inspan_core.wire import EpisodeId, SeedRequest
@@ -75,6 +75,7 @@ class SessionTable:
         self._moved: anyio.Event | None = None
         self.recovery = Recovery(settings.recovery_timeout_s)
         self.followers: list[Follow] = []
+        self.abandoned = 0
 
     def __iter__(self) -> Iterator[Record]:
         return iter(list(self._records.values()))
@@ -145,6 +146,7 @@ class SessionTable:
                 session = fold(new_session(stored.name, self._settings.session), stored.events)
                 if session.phase is not Phase.NEW:
                     self._restored(stored, session)
+                    self.abandoned += any(isinstance(event, Abandoned) for event in stored.events)
                     continue
             except (InspanError, LookupError, ValueError, TypeError) as error:
                 raise JournalError(
@@ -156,7 +158,11 @@ class SessionTable:
         """Let each session that was read order what it still owes."""
         self.recovery.begin()
         for record in self:
-            record.driver.deliver(Restarted(at=anyio.current_time()))
+            restarted = Restarted(at=anyio.current_time())
+            try:
+                record.driver.deliver(restarted)
+            except JournalError:
+                self._spawn(partial(record.driver.post, restarted))
             if is_owed(record.driver.session):
                 self.recovery.add(record.driver.session.name)
 
@@ -234,13 +240,16 @@ class SessionTable:
             self._journal.keep(session_id, name, value, secret=secret)
 
     def _follow(self, before: Session, event: Event, session: Session, effects: tuple[Effect, ...]) -> None:
+        self._keep_house(before, session)
+        self.recovery.follow(session)
+        for follow in self.followers:
+            follow(before, event, session, effects)
+
+    def _keep_house(self, before: Session, session: Session) -> None:
         """Retain what a close leaves, drop what is back at NEW, and bound the fences of ids never seeded."""
         if self._moved is not None:
             self._moved.set()
             self._moved = None
-        for follow in self.followers:
-            follow(before, event, session, effects)
-        self.recovery.follow(session)
         session_id, phase = session.name, session.phase
         if phase is Phase.NEW:
             # Also when nothing changed: a request that was refused must not leave a record.

@@ -22,6 +22,11 @@ class SlotPool:
             self._limiter = anyio.CapacityLimiter(self._total)
         await self._limiter.acquire_on_behalf_of(holder)
 
+    @property
+    def taken(self) -> int:
+        """How many are given out."""
+        return 0 if self._limiter is None else self._limiter.borrowed_tokens
+
     def give_back(self, holder: object) -> None:
         """Return the slot of `holder`."""
         if self._limiter is not None:

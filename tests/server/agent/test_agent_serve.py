@@ -132,7 +132,8 @@ def test_a_port_in_use_is_named(config_file):
 
 
 def test_an_address_that_is_not_ours_is_named(config_file):
-    code, complaint = refused("--config", config_file(), "--host", "192.0.2.1")
+    config = config_file(allow_unauthenticated=True)
+    code, complaint = refused("--config", config, "--host", "192.0.2.1")
     assert (code, "cannot listen on 192.0.2.1" in complaint) == (3, True)
 
 

@@ -12,12 +12,17 @@ from starlette.middleware import Middleware
 
 from inspan_core.plugins import Plugins
 from inspan_runtime.service import AgentService
+from inspan_server.agent.bodies import BodyLimits
 from inspan_server.agent.config import AgentConfig, ResourcesServerConfig
 from inspan_server.agent.cookie_middleware import CookieMiddleware
 from inspan_server.agent.cookies import SessionCookies
+from inspan_server.agent.guard import BearerGuard
+from inspan_server.agent.logs import follow_sessions
+from inspan_server.agent.metrics import AgentMetrics, CountRequests
+from inspan_server.agent.operations import Operations
 from inspan_server.agent.routes import AgentRoutes, on_http_error
 from inspan_server.agent.session_paths import SessionPaths
-from inspan_server.agent.state_files import cookie_key
+from inspan_server.agent.state_files import admin_key, cookie_key
 from inspan_server.agent.wiring import build_service
 
 log = logging.getLogger(__name__)
@@ -32,7 +37,8 @@ def create_app(
 ) -> Starlette:
     """Build the Agent Server. It has to be served with its lifespan: sessions live in it.
 
-    ``app.state.service`` is the `AgentService`, ``app.state.routes`` the `AgentRoutes`.
+    ``app.state.service`` is the `AgentService`, ``app.state.routes`` the `AgentRoutes`;
+    ``app.state.at_shutdown``, if it is set, is called before the service ends.
 
     Args:
         model_key: The Model Server's key of an episode, from its capture key; by default the
@@ -46,11 +52,24 @@ def create_app(
     for problem in plugins.problems:
         log.warning("a plugin is broken: %s", problem)
     service = build_service(config, plugins, model_key=model_key, retains_artifacts=retains_artifacts)
-    return serve_sessions(service, SessionCookies(cookie_key(config)), config.resources_server)
+    service.follow(follow_sessions)
+    guard = Middleware(BearerGuard, token=config.bearer_token, admin_key=admin_key(config))
+    return serve_sessions(
+        service,
+        SessionCookies(cookie_key(config)),
+        config.resources_server,
+        guard=guard,
+        body_limits=BodyLimits(size_bytes=config.body_limit_bytes, timeout_s=config.body_timeout_seconds),
+    )
 
 
 def serve_sessions(
-    service: AgentService, cookies: SessionCookies, resources: ResourcesServerConfig | None = None
+    service: AgentService,
+    cookies: SessionCookies,
+    resources: ResourcesServerConfig | None = None,
+    *,
+    guard: Middleware | None = None,
+    body_limits: BodyLimits | None = None,
 ) -> Starlette:
     """The application over a service that is already put together."""
 
@@ -58,18 +77,25 @@ def serve_sessions(
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         async with service:
             yield
+            if app.state.at_shutdown is not None:
+                app.state.at_shutdown()
 
     routes = AgentRoutes(service, resources)
+    metrics = AgentMetrics(service)
+    paths = [*routes.routes(), *Operations(service, routes, metrics).routes()]
     app = Starlette(
-        routes=routes.routes(),
+        routes=paths,
         lifespan=lifespan,
         middleware=[
+            Middleware(CountRequests, metrics=metrics),
             Middleware(CookieMiddleware, cookies=cookies),
-            Middleware(SessionPaths, routes=routes.routes()),
+            *([] if guard is None else [guard]),
+            Middleware(SessionPaths, routes=paths, body_limits=body_limits or BodyLimits()),
         ],
         exception_handlers={HTTPException: on_http_error},
     )
     app.router.redirect_slashes = False
     app.state.service = service
+    app.state.at_shutdown = None
     app.state.routes = routes
     return app

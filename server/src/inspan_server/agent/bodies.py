@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+import anyio
+from attrs import frozen
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -19,7 +21,27 @@ BODY_LIMIT_BYTES = 32 * 1024 * 1024
 DRAIN_LIMIT_BYTES = 64 * 1024 * 1024
 """Read on and thrown away of a body that is too large: a client that still sends would not see the answer."""
 
+STATUS_OF_FAULT = {"timeout": 408, "too_large": 413}
+LIMITS_KEY = "inspan.body_limits"
+"""Where an application's limits are found in a request's scope."""
+
 T = TypeVar("T")
+
+
+@frozen(kw_only=True)
+class BodyLimits:
+    """What a request's body may take.
+
+    Attributes:
+        size_bytes: Larger ones are answered 413.
+        timeout_s: Slower ones are answered 408.
+    """
+
+    size_bytes: int = BODY_LIMIT_BYTES
+    timeout_s: float = 60.0
+
+
+DEFAULT_LIMITS = BodyLimits()
 
 
 class JsonResponse(Response):
@@ -58,18 +80,24 @@ async def read_json_body(request: Request, *, limit_bytes: int = BODY_LIMIT_BYTE
 
 def refusal(error: WireError) -> JsonResponse:
     """The answer to a body that does not fit."""
-    too_large = any(each["type"] == "too_large" for each in error.problems)
-    return JsonResponse(413 if too_large else 422, {"detail": error.problems})
+    kinds = {each["type"] for each in error.problems}
+    status = next((status for kind, status in STATUS_OF_FAULT.items() if kind in kinds), 422)
+    return JsonResponse(status, {"detail": error.problems})
 
 
 async def _read(request: Request, limit_bytes: int) -> bytes:
+    limits: BodyLimits = request.scope.get(LIMITS_KEY, DEFAULT_LIMITS)
+    limit_bytes = min(limit_bytes, limits.size_bytes)
     received, size = bytearray(), 0
-    async for part in request.stream():
-        size += len(part)
-        if size <= limit_bytes:
-            received += part
-        elif size > limit_bytes + DRAIN_LIMIT_BYTES:
-            break
+    with anyio.move_on_after(limits.timeout_s) as clock:
+        async for part in request.stream():
+            size += len(part)
+            if size <= limit_bytes:
+                received += part
+            elif size > limit_bytes + DRAIN_LIMIT_BYTES:
+                break
+    if clock.cancelled_caught:
+        raise WireError([problem("timeout", (), f"did not come within {limits.timeout_s:g} seconds", None)])
     if size > limit_bytes:
         raise WireError([problem("too_large", (), f"is larger than {limit_bytes} bytes", None)])
     return bytes(received)

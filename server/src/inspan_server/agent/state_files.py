@@ -13,6 +13,7 @@ SECRET_BYTES = 32
 COOKIE_KEY_FILE = "cookie.key"
 ADMIN_KEY_FILE = "admin.key"
 SERVER_ID_FILE = "server.id"
+ADDRESS_FILE = "address"
 
 
 def cookie_key(config: AgentConfig) -> bytes:

@@ -18,6 +18,7 @@ from inspan_server.cli.config_arguments import add_config
 from inspan_server.cli.exit_codes import FAILED, INFRASTRUCTURE, USAGE
 from inspan_server.cli.harness_arguments import add_harness
 from inspan_server.cli.sandbox_arguments import add_sandbox
+from inspan_server.cli.sessions_arguments import add_sessions
 
 if TYPE_CHECKING:
     from inspan_server.model.upstream import Upstream
@@ -55,6 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     _add_demo(verbs)
     _add_serve(verbs)
+    add_sessions(verbs)
     add_config(verbs)
     add_harness(verbs)
     add_sandbox(verbs)
@@ -154,13 +156,16 @@ def _add_serve(verbs: Verbs) -> None:
     serve.add_argument(
         "--port", type=int, metavar="PORT", help="port, in place of the configuration's; 0: any"
     )
+    serve.add_argument(
+        "--log-format", choices=("text", "json"), default="text", help="of the log on stderr; default: text"
+    )
     serve.set_defaults(run=_serve)
 
 
 def _serve(arguments: argparse.Namespace) -> int:
     from inspan_server.cli.serve import serve
 
-    return serve(arguments.config, host=arguments.host, port=arguments.port)
+    return serve(arguments.config, host=arguments.host, port=arguments.port, log_format=arguments.log_format)
 
 
 def _add_machine(verbs: Verbs) -> None:
