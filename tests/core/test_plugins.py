@@ -219,6 +219,10 @@ class WrongArgument:
         (HarnessPlugin(level=6), "level is 6"),
         (HarnessPlugin(request_fields={"input": "applied"}), "does not list metadata"),
         (
+            HarnessPlugin(request_fields={**FIELDS, "temprature": "applied"}),
+            "is no field of a Responses request; did you mean temperature",
+        ),
+        (
             HarnessPlugin(request_fields={**FIELDS, "user": "dropped"}),
             r"request_fields\['user'\] is 'dropped'",
         ),

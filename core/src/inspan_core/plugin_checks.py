@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
 from typing import get_args
 
+import attrs
 from pluggy import PluginManager
 
 from inspan_core import hookspecs
 from inspan_core.errors import PluginError
 from inspan_core.harness import FieldUse, HarnessSpec, ModelApi
 from inspan_core.relay import HARNESS_HOOKS
+from inspan_core.wire import ResponsesRequest
 
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 _LEVELS = range(1, 6)
@@ -59,7 +62,12 @@ def check_spec(spec: object) -> None:
     unlisted = [name for name in ("input", "metadata") if name not in spec.request_fields]
     if unlisted:
         raise PluginError(f"request_fields does not list {' and '.join(unlisted)}")
+    known = [each.name for each in attrs.fields(ResponsesRequest) if each.name != "raw"]
     for name, use in spec.request_fields.items():
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise PluginError(f"request_fields[{name!r}] is no field of a Responses request{hint}")
         if use not in get_args(FieldUse):
             raise PluginError(f"request_fields[{name!r}] is {use!r}, expected one of {get_args(FieldUse)}")
 

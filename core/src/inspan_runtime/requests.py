@@ -9,7 +9,13 @@ from inspan_core.errors import RequestRefused
 from inspan_core.harness import HarnessSpec
 
 EMPTY_VALUES: tuple[Any, ...] = (None, [], {}, "")
-MEANT_ANYWAY: Mapping[str, Any] = {"parallel_tool_calls": True, "tool_choice": "auto", "stream": False}
+MEANT_ANYWAY: Mapping[str, Any] = {
+    "background": False,
+    "parallel_tool_calls": True,
+    "stream": False,
+    "tool_choice": "auto",
+    "truncation": "disabled",
+}
 """Values that say what happens without the field."""
 
 

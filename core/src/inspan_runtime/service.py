@@ -145,7 +145,7 @@ class AgentService(SessionViews):
             timeout_s: Seconds for all of them together.
 
         Returns:
-            The ids of the sessions that could not be closed.
+            The ids of the sessions, and of the host calls, that could not be closed.
         """
         for record in self._sessions:
             if record.driver.session.phase not in OVER:
@@ -159,7 +159,8 @@ class AgentService(SessionViews):
                 await self.host.close_all(timeout_s=timeout_s)
             while any(record.driver.busy for record in self._sessions):
                 await self._sessions.moved()
-        return [name for name, phase in self._sessions.phases.items() if phase not in OVER]
+        calls = () if self.host is None else self.host.phases
+        return [*calls, *(name for name, phase in self._sessions.phases.items() if phase not in OVER)]
 
     async def seed(
         self, body: SeedRequest, digest: str, cookie: Cookie, *, gone: Gone | None = None

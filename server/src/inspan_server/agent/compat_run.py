@@ -30,6 +30,7 @@ from inspan_server.environment.cookies import cookies_set_by
 
 CLOSE_TRIES = 3
 CLOSE_RETRY_DELAY_S = 0.5
+CLOSE_LIMIT_S = 60.0
 GRANT_NAME = "resources"
 MASK: Mapping[str, Any] = {"mask_sample": True, "failure_kind": "agent_request_failed"}
 NO_BINDING = (
@@ -130,8 +131,11 @@ class _Episode:
         except StageFailure as error:
             return error_answer(422 if error.terminal else 503, f"{error.stage}: {error}")
         finally:
-            with anyio.CancelScope(shield=True):
+            # Also when the server ends, which waits no longer for it than this.
+            with anyio.move_on_after(CLOSE_LIMIT_S, shield=True) as bound:
                 await self._close(client)
+            if bound.cancelled_caught:
+                log.warning("session %s of the Resources Server: not closed in time", self.session_id)
 
     async def _graded(self, client: httpx.AsyncClient) -> Answer:
         await self._seed(client)
