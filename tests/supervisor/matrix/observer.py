@@ -13,6 +13,7 @@ import sys
 import time
 
 MARKER = "INSPAN_MATRIX"
+GONE = (errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EPERM)
 GROUP, ADOPTED, UNDERWAY = "in the group", "adopted before the end", "underway"
 
 
@@ -21,18 +22,37 @@ class NotYet(Exception):
 
 
 def stat_of(pid):
-    """State, parent, group and start time, or None when there is no such process."""
+    """State, parent, group and start time, or None when there is no such process.
+
+    The state is that of the first thread; a process with others is no zombie, whatever became of the first.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[19])
+    state = "a thread lives" if fields[0] == b"Z" and int(fields[17]) > 1 else fields[0].decode()
+    return state, int(fields[1]), int(fields[2]), int(fields[19])
+
+
+def is_dead(stat):
+    return stat is None or stat[0] in ("Z", "X")
 
 
 def lives(identity):
     stat = stat_of(identity[0])
-    return stat is not None and stat[0] not in "ZX" and stat[3] == identity[1]
+    return not is_dead(stat) and stat[3] == identity[1]
+
+
+def environments_of(pid):
+    """Of all its threads: a first thread that has ended has none."""
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        try:
+            with open(f"/proc/{pid}/task/{thread}/environ", "rb") as file:
+                yield file.read().split(b"\0")
+        except OSError as error:
+            if error.errno not in GONE:
+                raise
 
 
 def living(marker=None):
@@ -41,14 +61,13 @@ def living(marker=None):
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         stat = stat_of(name)
-        if stat is None or stat[0] in "ZX" or int(name) == os.getpid():
+        if is_dead(stat) or int(name) == os.getpid():
             continue
         try:
-            if marker is None or needle in open(f"/proc/{name}/environ", "rb").read().split(b"\0"):
+            if marker is None or any(needle in one for one in environments_of(name)):
                 found.append([int(name), stat[3]])
-        except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EPERM):
-                raise
+        except FileNotFoundError:
+            continue
     return sorted(found)
 
 

@@ -31,6 +31,7 @@ class Process:
 KINDS = {
     "child in the group": (Process("child", GROUP),),
     "own session": (Process("child", UNDERWAY),),
+    "own session, its first thread has ended": (Process("child", UNDERWAY),),
     "double fork": (Process("child", ADOPTED),),
     "nohup & of a shell in the group": (Process("child", GROUP),),
     "nohup & of a shell in its own session": (Process("child", ADOPTED),),
