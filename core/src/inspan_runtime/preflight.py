@@ -14,7 +14,8 @@ from attrs import field, frozen
 
 from inspan_core.errors import UnsupportedTarget
 from inspan_core.sandbox import Sandbox
-from inspan_runtime.install_target import PYTHON_CANDIDATES, PYTHON_CHECK, quote
+from inspan_runtime.install_target import PYTHON_CANDIDATES, PYTHON_CHECK
+from inspan_runtime.preflight_script import filled
 
 PREFLIGHT_LIMIT_S = 60.0
 OUTPUT_LIMIT_BYTES = 64 * 1024
@@ -167,73 +168,17 @@ def require(found: Preflight) -> None:
 
 
 def preflight_script(wanted: Wanted, pythons: Sequence[str]) -> str:
-    """The `sh` script that prints the facts as one JSON object."""
-    places = _words((wanted.session_dir, *wanted.runtime_dirs))
-    return f"""
-q() {{
-  case $1 in *[!a-zA-Z0-9_./:+@=,\\ \\(\\)~-]*|'') printf 'null';; *) printf '"%s"' "$1";; esac
-}}
-pairs() {{
-  for one; do
-    at=$(command -v "$one" 2>/dev/null) || at=
-    case $at in /*) ;; '') ;; *) at=$one;; esac
-    printf '%s: ' "$(q "$one")"; q "$at"; printf ', '
-  done
-}}
-libc=none version=
-{{ while read -r line; do
-  case $line in *ld-musl*) libc=musl;; *ld-linux*|*/libc.so.6|*/libc-2.*) libc=glibc;; esac
-done </proc/self/maps; }} 2>/dev/null
-[ $libc = glibc ] || for loader in /lib/ld-musl-*.so.1; do
-  [ -e "$loader" ] && libc=musl && version=$("$loader" 2>&1 | while read -r a b c; do
-    [ "$a" = Version ] && echo "$b"; done)
-done
-[ $libc = musl ] || for loader in /lib64/ld-linux-*.so.* /lib/ld-linux-*.so.* /lib/*/ld-linux-*.so.*; do
-  [ -e "$loader" ] || continue
-  libc=glibc; line=$("$loader" --version 2>/dev/null | while read -r line; do echo "$line"; break; done)
-  case $line in *GLIBC\\ *) version=${{line#*GLIBC }};; *version\\ *) version=${{line##*version }};; esac
-  version=${{version%%[!0-9.]*}}; version=${{version%.}}
-  [ -n "$version" ] || version=$(getconf GNU_LIBC_VERSION 2>/dev/null) && version=${{version#glibc }}
-  break
-done
-python=
-for candidate in {_words(pythons)}; do
-  found=$(command -v "$candidate" 2>/dev/null) || continue
-  answer=$("$found" -I -S -c {quote(PYTHON_CHECK)} 2>/dev/null) || continue
-  real=${{answer%%|*}}
-  [ "$real" = "$found" ] || answer=$("$real" -I -S -c {quote(PYTHON_CHECK)} 2>/dev/null) || continue
-  python=$answer; break
-done
-ca=
-for one in {_words(CERTIFICATES)}; do [ -s "$one" ] && ca=$one && break; done
-place() {{
-  base=$1; while [ ! -d "$base" ] && [ -n "$base" ]; do base=${{base%/*}}; done; base=${{base:-/}}
-  try=$base/.inspan-try-$$; writes=false runs=false free=null
-  if (umask 077; printf '#!/bin/sh\\nexit 7\\n' >"$try") 2>/dev/null; then
-    writes=true
-    chmod 700 "$try" 2>/dev/null && {{ "$try" 2>/dev/null; [ $? = 7 ] && runs=true; }}
-    rm -f -- "$try"
-  fi
-  room=$(df -Pk "$base" 2>/dev/null | while read -r a b c d e; do size=$d; echo "$size"; done)
-  room=${{room##*[!0-9]}}; [ -n "$room" ] && free=$room
-  printf '{{"path": '; q "$1"; printf ', "tried": '; q "$base"
-  printf ', "writes": %s, "runs": %s, "free_kib": %s}}, ' $writes $runs "$free"
-}}
-printf '{{"os": '; q "$(uname -s 2>/dev/null)"
-printf ', "arch": '; q "$(uname -m 2>/dev/null)"
-printf ', "libc": '; q "$libc"
-printf ', "libc_version": '; q "$version"
-printf ', "user": '; q "$(id -u 2>/dev/null)"
-printf ', "python": '; q "${{python%%|*}}"
-case $python in *'|'*) printf ', "python_version": '; q "${{python##*|}}";; esac
-printf ', "certificates": '; q "$ca"
-printf ', "clock": '; q "$(date +%s 2>/dev/null)"
-printf ', "shells": {{'; pairs {_words(SHELLS)}
-printf '"": null}}, "programs": {{'; pairs {_words(wanted.programs)}
-printf '"": null}}, "places": ['
-for one in {places}; do place "$one"; done
-printf 'null]}}\\n'
-"""
+    """Return the `sh` script that prints the facts as one JSON object."""
+    return filled(
+        {
+            "pythons": pythons,
+            "python_check": (PYTHON_CHECK,),
+            "certificates": CERTIFICATES,
+            "shells": SHELLS,
+            "programs": wanted.programs,
+            "places": (wanted.session_dir, *wanted.runtime_dirs),
+        }
+    )
 
 
 def read_facts(output: bytes, host_clock_s: float, images: tuple[str, ...]) -> Facts:
@@ -339,10 +284,6 @@ def _fault(place: Place, wanted: Wanted) -> str | None:
     if place.free_mib is not None and place.free_mib < wanted.free_mib:
         return f"{place.path} has {place.free_mib:.0f} MiB free, {wanted.free_mib:.0f} are needed"
     return None
-
-
-def _words(values: Sequence[str]) -> str:
-    return " ".join(quote(one) for one in values)
 
 
 def _digests(descriptor: Mapping[str, object]) -> tuple[str, ...]:

@@ -42,6 +42,18 @@ def add_sandbox(verbs: Verbs) -> None:
     )
     shell.add_argument("--keep", action="store_true", help="leave the sandbox there at the end")
     shell.set_defaults(run=_shell)
+    reap = _add_reap(actions)
+    for action in (listing, check, reap):
+        action.add_argument("--json", action="store_true", help="print one JSON object")
+    for action in (listing, check, shell, reap):
+        action.add_argument(
+            "--config", metavar="FILE", help="an Agent Server's configuration, for its provider blocks"
+        )
+    for action in (check, shell):
+        action.add_argument("--image", metavar="IMAGE", help="for providers that have images")
+
+
+def _add_reap(actions: Verbs) -> argparse.ArgumentParser:
     reap = actions.add_parser(
         "reap",
         help="remove what is left of dead runs",
@@ -65,14 +77,7 @@ def add_sandbox(verbs: Verbs) -> None:
         help="a server that is being started again may still want younger ones; default: %(default)g",
     )
     reap.set_defaults(run=_reap)
-    for action in (listing, check, reap):
-        action.add_argument("--json", action="store_true", help="print one JSON object")
-    for action in (listing, check, shell, reap):
-        action.add_argument(
-            "--config", metavar="FILE", help="an Agent Server's configuration, for its provider blocks"
-        )
-    for action in (check, shell):
-        action.add_argument("--image", metavar="IMAGE", help="for providers that have images")
+    return reap
 
 
 def _label(text: str) -> tuple[str, str]:
