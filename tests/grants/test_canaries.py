@@ -45,7 +45,7 @@ LOOK = (
     "env; cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n'; "
     "echo files:; grep -rlE 'canary[-]of' /tmp /run /app /dev/shm 2>/dev/null; echo end"
 )
-FIND = ["sh", "-c", "grep -rlE 'canary[-]of' /tmp /run /app /dev/shm /var/tmp /root/.codex 2>/dev/null; echo end"]
+FIND = "grep -rlE 'canary[-]of' /tmp /run /app /dev/shm /var/tmp /root/.codex 2>/dev/null; echo end"
 
 
 def replies():
@@ -69,7 +69,7 @@ async def test_no_secret_leaves_its_place(tmp_path, tool_server, anyio_backend):
         try:
             with serving(tmp_path, model) as server:
                 texts = await one_session(server, sandbox, url)
-                left = (await sandbox.exec(FIND, timeout_s=60)).stdout
+                left = (await sandbox.exec(["sh", "-c", FIND], timeout_s=60)).stdout
                 await forgotten(tmp_path / "state" / "secrets.sqlite")
                 server.process.terminate()
                 log, _ = await anyio.to_thread.run_sync(server.process.communicate)
