@@ -109,7 +109,7 @@ def test_a_pid_that_was_given_to_another_process_is_not_killed(
 def test_a_pid_that_a_service_had_before_spares_nobody(supervisor):
     """The record holds pids with start times: who gets the pid of a dead service is no service."""
     run = supervisor["Run"]("/nowhere", {"drain": "seed"})
-    run.drains, run.leader = True, 1 << 30
+    run.drains = True
     child = subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(60)"])
     identity = supervisor["look_up"](child.pid).identity
     run.spared = {identity}
@@ -148,3 +148,48 @@ def test_what_is_not_known_stays_unknown_when_children_are_reaped(supervisor):
     run = supervisor["Run"]("/nowhere", {})
     run.reap_all()
     assert run.spared is None
+
+
+def test_a_groups_number_is_forgotten_with_the_group(supervisor):
+    """Once its last member is gone, the kernel may give the number to somebody else's group."""
+    run = supervisor["Run"]("/nowhere", {"drain": "seed", "cleanup_timeout_s": 5})
+    stranger = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    member = supervisor["look_up"](stranger.pid)
+    run.group = stranger.pid
+    assert run.touch_group() == stranger.pid
+    run.group = None
+    assert run.strike([member]) == 0 and stranger.poll() is None
+    run.group = stranger.pid
+    assert run.strike([member]) == 1
+    assert stranger.wait(20) == -9
+    assert supervisor["attempt"](ProcessLookupError, run.touch_group) is None
+
+
+FIRST_THREAD_ENDS = """
+import ctypes, os, threading
+def write():
+    os.rename("started.new", "started")
+    while True:
+        open("written", "a").write("x")
+open("started.new", "w").close()
+threading.Thread(target=write).start()
+ctypes.CDLL(None).syscall(60 if os.uname().machine == "x86_64" else 93, 0)
+"""
+
+
+def test_a_process_whose_first_thread_has_ended_is_not_dead(supervised, kit):
+    """Its state says Z, and it goes on writing with the others."""
+    (supervised.work / "tool.py").write_text(FIRST_THREAD_ENDS)
+    supervised.run(
+        f"setsid {supervised.python} -I -S tool.py & echo $! > n; mv n tool.pid; wait", grace_s=0.2
+    )
+    supervised.wait_file("started")
+    pid = supervised.pid("tool")
+    kit.eventually(lambda: kit.stat_of(pid)[0] == "Z", "its first thread has ended")
+    written = supervised.work / "written"
+    size = written.stat().st_size
+    kit.eventually(lambda: written.stat().st_size > size, "the other thread writes")
+    supervised.stop()
+    assert supervised.receipt()["cleanup_confirmed"]
+    assert kit.stat_of(pid) is None
+    assert pid in supervised.reported("killed")

@@ -163,7 +163,7 @@ class Process:
         head, _, tail = stat.rpartition(b")")
         fields = tail.split()
         self.pid, self.name = pid, head.partition(b"(")[2]
-        self.lives = fields[0] not in (b"Z", b"X", b"x")
+        self.lives = fields[0] not in (b"Z", b"X", b"x") or int(fields[17]) > 1  # Other threads go on.
         self.parent, self.group, self.session = int(fields[1]), int(fields[2]), int(fields[3])
         self.identity = (pid, int(fields[19]))
 
@@ -233,7 +233,8 @@ class Run:
     def __init__(self, directory: str, command: dict[str, Any]) -> None:
         self.directory, self.command, self.me = directory, command, os.getpid()
         self.marks = (f"{directory}/launch.claim", f"{directory}/supervisor.pid")
-        self.leader = 0  # The harness: leader of its own session and process group.
+        self.leader = 0  # The harness: leader of its own session and of the group by the same number,
+        self.group = None  # type: int | None  # which is forgotten when the group is gone.
         self.code = None  # type: int | None  # Its exit code, or minus the signal that killed it.
         self.error = None  # type: str | None
         self.timed_out, self.ended_at, self.ports_until = False, 0.0, 0.0
@@ -241,8 +242,7 @@ class Run:
         self.mark = os.urandom(16).hex()
         self.adopted = {}  # type: dict[tuple[int, int], float]  # When a child was first seen.
         self.busy = set()  # type: set[int]  # The sessions of the tools that ran when the stop came.
-        self.drains = False  # Whether children outside the group are killed as well, but for these:
-        self.spared = None  # type: Any  # A set of identities; None: not known.
+        self.drains, self.spared = False, None  # type: bool, Any  # Kill all children but these (None: unknown).
         self.report = {"killed": {}, "preserved": {}, "unfinished": {}}  # type: dict[str, dict[object, object]]
 
     def launch(self, origin: str) -> None:
@@ -253,7 +253,7 @@ class Run:
         for fd, target in ((os.open(os.devnull, os.O_RDONLY), 0), (self.output, 1), (self.output, 2)):
             os.dup2(fd, target)  # From here on nobody's exec pipe is held open.
         self.failure, child_end = os.pipe()
-        self.leader = os.fork()
+        self.leader = self.group = os.fork()
         if self.leader == 0:
             self.become_harness(origin, child_end)
         os.close(child_end)
@@ -373,8 +373,8 @@ class Run:
     def drain(self, budget_ends: float) -> bool:
         """Kill the group's rest, and when draining all that is not spared, until a look proves it gone."""
         while True:
-            group = attempt(ProcessLookupError, self.touch_group)
-            alone = not group and not attempt(ChildProcessError, lambda: os.waitid(os.P_ALL, 0, PEEK) or True)
+            self.group = self.group and attempt(ProcessLookupError, self.touch_group)
+            alone = not self.group and not attempt(ChildProcessError, lambda: [os.waitid(os.P_ALL, 0, PEEK)])
             if alone and self.command["drain"] == "seed":
                 return True  # By the kernel's own word.
             try:
@@ -389,7 +389,7 @@ class Run:
                 self.swat()
             except Unreadable as error:
                 problem = f"process state is unreadable: {error}"
-                if alone or (not self.drains and not group):
+                if alone or (not self.drains and not self.group):
                     return True
             if time.monotonic() >= budget_ends:
                 self.error = problem
@@ -397,9 +397,9 @@ class Run:
             sleep(PAUSE_S)
             self.reap_all()
 
-    def touch_group(self) -> bool:
-        """Raises ProcessLookupError where there is no such group."""
-        return attempt(PermissionError, os.killpg, self.leader, 0) or True
+    def touch_group(self) -> int | None:
+        """Raises ProcessLookupError where the group is no more, and its number free for others."""
+        return attempt(PermissionError, os.killpg, self.group, 0) or self.group
 
     def strike(self, table: list[Process]) -> int:
         """Kill the group; when draining, also all below a child not spared. Returns how many lived."""
@@ -408,7 +408,7 @@ class Run:
         if self.drains:
             ours = [p for p in table if p.parent == self.me and p.identity not in self.spared]
             found.update({p.pid: (p, "adopted") for p in below(table, ours)})
-        found.update({p.pid: (p, "group") for p in table if p.group == self.leader})
+        found.update({p.pid: (p, "group") for p in table if p.group == self.group})
         for process, reason in found.values():
             self.note("killed", process, reason)
             if process.lives:
