@@ -369,6 +369,15 @@ async def test_a_server_that_stops_ends_its_host_calls_first(host, tmp_path, unt
         assert late.status_code == 503
 
 
+async def test_a_server_that_drains_lets_sessions_run_and_takes_no_host_call(host, bodies):
+    async with host() as server, httpx.AsyncClient(base_url=server.url, timeout=40) as stranger:
+        assert (await server.client.post("/v1/agent_sessions", json=bodies.seed())).status_code == 200
+        server.app.state.routes.is_draining = True
+        for path in (HOST, OTHER_KEY):
+            assert (await stranger.post(path, json={"input": "x"})).status_code == 503
+        assert (await server.client.post(SESSION_KEY, json={"input": "x"})).status_code == 200
+
+
 async def test_the_model_is_asked_under_the_rollout_of_the_path(host):
     async with host(script={"r9": [{"content": "first"}, {"content": "second"}]}) as server:
         for path, said in ((OTHER_KEY, "first"), (OTHER_KEY.replace("/v1", CAPTURED), "second")):

@@ -17,6 +17,7 @@ from starlette.routing import Route
 
 from inspan_core.codec import normalised_digest
 from inspan_core.errors import WireError
+from inspan_core.findings import Cookie
 from inspan_core.wire import CloseRequest, ResponsesRequest, SeedRequest
 from inspan_runtime.journal import JournalError
 from inspan_runtime.service import AgentService, Answer
@@ -39,7 +40,8 @@ class AgentRoutes:
 
     Attributes:
         resources: For the compatibility endpoint ``/run``.
-        is_draining: Set while the server shuts down: seeds are refused so that clients go elsewhere.
+        is_draining: Set while the server shuts down: seeds and host calls are refused, so that clients go
+            elsewhere.
     """
 
     service: AgentService
@@ -67,7 +69,7 @@ class AgentRoutes:
         """Open a session; the answer binds the client to it."""
         body = await read_body(request, SeedRequest)
         if self.is_draining:
-            return JsonResponse(503, {"detail": "the server is shutting down"})
+            return _draining()
         finding = marker_of(request).finding(body.agent_session_id)
         answer = await _unless_gone(
             request, lambda gone: self.service.seed(body, normalised_digest(body), finding, gone=gone)
@@ -87,6 +89,8 @@ class AgentRoutes:
     async def _activate(self, request: Request, *, token_capture: bool) -> Response:
         body = await read_body(request, ResponsesRequest)
         marker = marker_of(request)
+        if self.is_draining and marker.own_finding is Cookie.ABSENT:
+            return _draining()  # It would be a host call.
         answer = await _unless_gone(
             request,
             lambda gone: self.service.activate(
@@ -105,7 +109,7 @@ class AgentRoutes:
         """Run one episode of the bound Resources Server on the host."""
         body = decode_run(await read_json_body(request))
         if self.is_draining:
-            return JsonResponse(503, {"detail": "the server is shutting down"})
+            return _draining()
         runs = CompatRuns(self.service, self.resources)
         answer = await _unless_gone(request, lambda gone: unless_gone(gone, lambda: runs.run(body)))
         return JsonResponse(answer.status, answer.body)
@@ -123,6 +127,10 @@ class AgentRoutes:
         status = "draining" if self.is_draining else "ok"
         harness = {"name": spec.name, "version": spec.version}
         return JsonResponse(200, {"status": status, "harness": harness, "sessions": len(self.service.phases)})
+
+
+def _draining() -> Response:
+    return JsonResponse(503, {"detail": "the server is shutting down"})
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
