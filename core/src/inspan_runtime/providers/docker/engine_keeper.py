@@ -20,6 +20,7 @@ from inspan_runtime.providers.keeper.main import START_LIMIT_S, Keeper
 from inspan_runtime.providers.keeper.main import main as keep
 
 CALL_LIMIT_S = 20.0
+DIED_LIMIT_S = 2.0
 POLL_S = 0.005
 SAID_LIMIT_BYTES = 4096
 GONE = (b"no such container", b"no container with", b"no such object")
@@ -128,12 +129,16 @@ class EngineKeeper(Keeper):
 
     def _agent_end(self) -> str:
         """Ask the engine: it remembers for a while how a container ended that it has removed."""
-        span = [f"--since={self._began:.0f}", f"--until={time.time():.3f}"]
         which = [f"--filter=container={self._orders['name']}", "--filter=event=die", "--filter=event=oom"]
-        status, said = self._call(["events", *span, *which, "--format={{json .}}"])
-        return (
-            f"its container ended: {_text(said)}" if status == 0 and said.strip() else "its container ended"
-        )
+        deadline = time.monotonic() + DIED_LIMIT_S
+        while True:
+            span = [f"--since={self._began:.0f}", f"--until={time.time():.3f}"]
+            status, said = self._call(["events", *span, *which, "--format={{json .}}"])
+            if status == 0 and said.strip():
+                return f"its container ended: {_text(said)}"
+            if time.monotonic() > deadline:  # The agent may have ended alone.
+                return "its container ended"
+            time.sleep(POLL_S)
 
     def _spawn(self, arguments: list[str], out: int | None = None) -> int:
         """Start a subcommand of the engine; what it says goes to the log, or to `out`."""
