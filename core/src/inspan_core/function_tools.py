@@ -17,7 +17,7 @@ from attrs import frozen
 
 from inspan_core.errors import ArtifactError, RequestRefused
 from inspan_core.harness import Artifacts, HarnessSpec
-from inspan_core.json_shapes import is_object
+from inspan_core.json_shapes import is_object, is_sequence
 from inspan_core.wire import DirectHttpAccess, ToolAccess
 
 JAR = "cookies.json"
@@ -71,7 +71,7 @@ def read_functions(
             that of a built-in tool.
     """
     given = request.get("tools") or ()
-    if not isinstance(given, Sequence) or isinstance(given, str):
+    if not is_sequence(given):
         raise RequestRefused("`tools` must be a list", field="tools")
     if given and grant is None:
         raise RequestRefused(

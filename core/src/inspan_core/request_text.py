@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from inspan_core.errors import RequestRefused
-from inspan_core.json_shapes import is_object
+from inspan_core.json_shapes import is_object, is_sequence
 
 SYSTEM_ROLES = ("system", "developer")
 
@@ -55,11 +55,10 @@ def items_of(request: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     content = request.get("input")
     if isinstance(content, str):
         return [{"role": "user", "content": content}]
-    if not isinstance(content, Sequence):
+    if not is_sequence(content):
         raise RequestRefused("`input` must be a string or a list of items", field="input")
-    given: Sequence[Any] = content
     items: list[Mapping[str, Any]] = []
-    for index, item in enumerate(given):
+    for index, item in enumerate(content):
         if not is_object(item):
             raise RequestRefused(f"`input[{index}]` is not an object", field="input")
         items.append(item)
@@ -77,11 +76,10 @@ def text_of(content: Any, index: int, harness: str) -> str:
     """
     if isinstance(content, str):
         return content
-    if not isinstance(content, Sequence):
+    if not is_sequence(content):
         raise RequestRefused(f"`input[{index}].content` must be text", field="input")
-    parts: Sequence[Any] = content
     texts: list[str] = []
-    for part in parts:
+    for part in content:
         text = part.get("text") if is_object(part) else None
         if not isinstance(text, str):
             kind = part.get("type") if is_object(part) else type(part).__name__
