@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from inspan_core.errors import ExecTimeout
 from inspan_core.sandbox import SandboxSpec
 from inspan_runtime.host_place import HostPlace, sweep_host_calls
 from inspan_runtime.providers.local import MARKER
@@ -16,8 +17,8 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def anyio_backend():
-    return "asyncio"
+def anyio_backend(request):
+    return getattr(request, "param", "asyncio")
 
 
 class Places:
@@ -56,6 +57,23 @@ async def test_it_keeps_the_contract_of_commands_and_files(check, tmp_path):
         for key in list(places.places):
             await places.stop(key)
     assert os.listdir(tmp_path / "host") == []
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"], indirect=True)
+async def test_commands_and_files_work_on_both_event_loops(tmp_path):
+    place = HostPlace(tmp_path / "host", "host-1")
+    sandbox = await place.create(SandboxSpec(workdir=place.workdir), key="k")
+    try:
+        await sandbox.upload(f"{place.workdir}/in", b"given", mode=0o600)
+        told = await sandbox.exec(["sh", "-c", "cat in -; pwd >&2; exit 3"], timeout_s=20, stdin=b"!")
+        assert (told.exit_code, told.stdout) == (3, b"given!")
+        assert told.stderr.decode().strip() == place.workdir
+        with pytest.raises(ExecTimeout):
+            await sandbox.exec(["sleep", "60"], timeout_s=0.05)
+        assert (await sandbox.download(f"{place.workdir}/in", limit_bytes=9)).data == b"given"
+    finally:
+        await sandbox.stop()
+    assert not place.folder.exists()
 
 
 DYING_SERVER = f"""

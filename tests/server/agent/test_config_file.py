@@ -183,12 +183,25 @@ def test_a_check_tells_the_budgets_and_what_does_not_fit(write, capsys):
 def test_a_check_without_warnings_passes_strictly(write, capsys):
     path = write(
         sandbox_provider="box",
-        sandbox_providers={"box": {"kind": "bubblewrap"}},
+        sandbox_providers={"box": {"kind": "bubblewrap", "bwrap": "sh"}},  # Any program that is there.
         state_dir="/var/lib/inspan",
     )
     code, told = checked(path, capsys, "--strict")
     assert (code, told["warnings"]) == (0, [])
     assert told["budgets"]["owned_ttl_s"] == 900 + 21600 + 600
+
+
+def test_a_program_that_a_provider_needs_and_that_is_not_there_is_told(write, capsys):
+    blocks = {
+        "box": {"kind": "bubblewrap", "bwrap": "bwrap-that-is-not-there"},
+        "image": {"kind": "docker", "engine": "engine-that-is-not-there"},
+    }
+    code, told = checked(write(sandbox_providers=blocks, state_dir="/s"), capsys)
+    assert code == 0
+    assert [sentence.partition(" was not found")[0] for sentence in told["warnings"]] == [
+        "sandbox_providers.box: bwrap-that-is-not-there",
+        "sandbox_providers.image: engine-that-is-not-there",
+    ]
 
 
 @pytest.mark.parametrize(

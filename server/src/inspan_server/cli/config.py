@@ -14,6 +14,7 @@ from inspan_core.plugins import load_plugins
 from inspan_runtime.providers import builtin
 from inspan_server.agent.config import AgentConfig
 from inspan_server.agent.config_budgets import Budgets, budgets, warnings_of
+from inspan_server.agent.config_programs import lacking_programs
 from inspan_server.agent.config_reading import read_config
 from inspan_server.agent.config_secrets import shown
 from inspan_server.agent.wiring import misfits
@@ -36,7 +37,8 @@ def check_config(path: str, *, as_json: bool, is_strict: bool) -> int:
     else:
         plugins = load_plugins([builtin])
         errors = misfits(config, plugins)
-        warnings = (*warnings_of(config), *(f"a plugin is broken: {each}" for each in plugins.problems))
+        broken = (f"a plugin is broken: {each}" for each in plugins.problems)
+        warnings = (*warnings_of(config), *(() if errors else lacking_programs(config)), *broken)
     if as_json:
         figures = None if config is None else attrs.asdict(budgets(config))
         told = {"ok": not errors, "errors": errors, "warnings": warnings, "budgets": figures}
