@@ -9,22 +9,26 @@ from inspan_runtime.testing.harness_checks import HARNESS_CHECKS, HarnessCase, j
 
 pytestmark = [pytest.mark.anyio, pytest.mark.registry, pytest.mark.timeout(300)]
 
-SHELLS = {"pi": json_call("bash", "command"), "codex": json_call("exec_command", "cmd")}
-OPTIONS = {"pi": {"max_retries": 0}, "codex": {}}
+SHELLS = {
+    "pi": json_call("bash", "command"),
+    "codex": json_call("exec_command", "cmd"),
+    "hermes": json_call("terminal", "command"),
+}
+OPTIONS = {"pi": {"max_retries": 0}, "codex": {}, "hermes": {}}
 # One of each kind in the quick run: parsing, a whole run, a stop, what is kept private.
 QUICK = {
-    "cut_artifacts_are_never_completed",
-    "answers_come_from_model_calls",
-    "the_caller_is_supervised",
-    "a_stop_ends_it",
-    "collecting_is_repeatable_and_bounded",
+    ("codex", "cut_artifacts_are_never_completed"),
+    ("codex", "answers_come_from_model_calls"),
+    ("codex", "a_stop_ends_it"),
+    ("codex", "collecting_is_repeatable_and_bounded"),
+    ("pi", "the_caller_is_supervised"),
 }
 CELLS = [
     pytest.param(
         name,
         check,
         id=f"{name}-{check.__name__}",
-        marks=() if check.__name__ in QUICK else pytest.mark.full,
+        marks=() if (name, check.__name__) in QUICK else pytest.mark.full,
     )
     for name in SHELLS
     for check in HARNESS_CHECKS
@@ -49,7 +53,7 @@ def cases(tmp_path_factory):
                 folder=tmp_path_factory.mktemp(name),
                 options=OPTIONS[name],
                 shell_call=SHELLS[name],
-                deadline_s=6.0,
+                deadline_s=12.0 if name == "hermes" else 6.0,
             )
         return made[name]
 
