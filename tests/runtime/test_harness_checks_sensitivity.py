@@ -239,7 +239,9 @@ SAYS = {
 """What each complaint holds: a plugin that fails for another reason proves nothing."""
 
 CELLS = [
-    pytest.param(check, plugin, says, id=f"{check.__name__}-{number}")
+    pytest.param(
+        check, plugin, says, id=f"{check.__name__}-{number}", marks=pytest.mark.full if number else ()
+    )
     for check in HARNESS_CHECKS
     for number, (plugin, says) in enumerate(zip(BROKEN[check.__name__], SAYS[check.__name__], strict=True))
 ]

@@ -82,6 +82,7 @@ def test_a_warm_cache_installs_without_a_network(warm):
     assert told["runtime"]["prefix"].startswith("/opt/inspan/shared/")
 
 
+@pytest.mark.full
 def test_a_whole_episode_needs_no_network_but_the_loopback(warm, tmp_path):
     """Also no titles, telemetry or update checks: they would have nowhere to go."""
     name, home = warm
