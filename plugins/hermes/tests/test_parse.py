@@ -267,7 +267,7 @@ def test_problems_of_artifacts_and_a_missing_trace_are_gaps(run_of):
     parsed = parse(
         run_of("plain", files={"events.jsonl": b"", "runtime_info.json": b"{"}, problems=[problem])
     )
-    assert codes(parsed) == ["artifact_missing", "usage_unavailable", "runtime_info_unavailable"]
+    assert codes(parsed) == ["artifact_missing", "runtime_info_unavailable", "usage_unavailable"]
     assert parsed.outcome is Outcome.FAILED
     assert "trace_unavailable" in codes(parse(run_of("plain", files={"events.jsonl": None})))
 

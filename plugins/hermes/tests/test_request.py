@@ -111,7 +111,7 @@ def test_options_reach_the_configuration():
     config, agent = made["config"], made["agent"]
     assert (config["model"]["context_length"], made["context_length"]) == (70000, 70000)
     assert config["compression"] == {"enabled": False, "threshold": 0.8}
-    assert (config["agent"]["api_max_retries"], agent["max_iterations"]) == (2, 7)
+    assert (config["agent"]["api_max_retries"], agent["max_iterations"]) == (3, 7)
     assert (config["terminal"]["timeout"], made["env"]["TERMINAL_TIMEOUT"]) == (9, "9")
     assert (agent["skip_context_files"], agent["max_tokens"]) == (False, 55)
     assert made["asked"] == {"max_tokens": 55}
@@ -199,7 +199,7 @@ def test_values_that_say_what_happens_anyway_are_taken():
     [
         {"context_length": 1000},
         {"max_turns": 0},
-        {"max_retries": 0},
+        {"max_retries": -1},
         {"max_output_tokens": -1},
         {"command_timeout_s": True},
         {"compaction": 1},

@@ -8,7 +8,7 @@ from typing import Any
 from attrs import frozen
 
 from inspan_core.errors import ConfigError
-from inspan_core.harness import HarnessSpec
+from inspan_core.harness import HarnessSpec, SandboxNeeds
 
 HERMES_VERSION = "0.19.0"
 TOOLSETS = ("terminal", "file")
@@ -41,13 +41,14 @@ HARNESS = HarnessSpec(
         "context_length": 131072,
         "max_output_tokens": 0,
         "max_turns": 90,
-        "max_retries": 3,
+        "max_retries": 2,
         "compaction": True,
         "compaction_threshold": 0.5,
         "command_timeout_s": 180,
         "context_files": False,
     },
     check_options=lambda options: read_options(options),
+    needs=SandboxNeeds(programs=("bash",)),
     summary="Nous Research's Hermes agent, driven in process, over streaming Chat Completions.",
 )
 
@@ -61,7 +62,7 @@ class HermesOptions:
         max_output_tokens: Tokens that one model call may produce when the request does not say; 0: the
             model server's own limit.
         max_turns: Model calls of one run, then Hermes asks for a summary without tools.
-        max_retries: How often Hermes tries a model call that fails in a way that may pass.
+        max_retries: How often Hermes repeats a model call that failed in a way that may pass.
         compaction: Whether Hermes has the model summarise the conversation when it grows long.
         compaction_threshold: The share of `context_length` at which it does.
         command_timeout_s: Seconds that a command of the terminal may take when the model does not say.
@@ -93,7 +94,7 @@ def read_options(options: Mapping[str, Any]) -> HermesOptions:
         ("context_length", LEAST_CONTEXT_TOKENS),
         ("max_output_tokens", 0),
         ("max_turns", 1),
-        ("max_retries", 1),
+        ("max_retries", 0),
         ("command_timeout_s", 1),
     ):
         value = given[name]

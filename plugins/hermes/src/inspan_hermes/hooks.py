@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from importlib import resources
 from typing import Any
@@ -18,14 +17,13 @@ from inspan_core.harness import (
     SandboxCommand,
 )
 from inspan_core.hookspecs import hookimpl
-from inspan_core.shim_files import shim_files
+from inspan_core.shim_run import RUNNER, stage_shim, upload_shim
 from inspan_hermes import parse, runtime
 from inspan_hermes.declaration import HARNESS, read_options
 from inspan_hermes.request import read_request
 from inspan_hermes.servers import read_servers
-from inspan_hermes.settings import run_order
+from inspan_hermes.settings import HOME, run_order
 
-RUNNER = "sandbox_runner.py"
 # Parts of the shim, beside the library that all shims share.
 LIBRARY = ("agent_run.py", "model_calls.py")
 # Each artifact and the most that is taken of it; of the last ones only the tail matters.
@@ -34,9 +32,10 @@ WHOLE_FILES = {
     "runtime_info.json": 64 * 1024,
     "ready.json": 1024 * 1024,
 }
+# Not there when Hermes was not even loaded.
+HERMES_LOG = f"{HOME}/logs/agent.log"
 TAIL_FILES = {
     "events.jsonl": 64 * 1024 * 1024,
-    "home/logs/agent.log": 1024 * 1024,
     "output.log": 1024 * 1024,
 }
 
@@ -55,9 +54,9 @@ async def inspan_install(context: HarnessContext) -> Mapping[str, Any]:
     found = await runtime.install(context)
     package = resources.files("inspan_hermes")
     own = {f"lib/inspan_hermes/{name}": package.joinpath(name).read_text() for name in LIBRARY}
-    own[RUNNER] = package.joinpath(RUNNER).read_text()
-    for name, text in {**own, **shim_files()}.items():
+    for name, text in own.items():
         await context.upload_text(name, text, mode=0o600)
+    await upload_shim(context, package.joinpath(RUNNER).read_text())
     return found
 
 
@@ -80,9 +79,7 @@ async def inspan_stage(context: ActivationContext) -> SandboxCommand:
         servers=read_servers(context.tool_accesses),
         tools=None if grant is None or not functions else (grant, functions),
     )
-    await context.upload_text("input.json", json.dumps(order), mode=0o600)
-    python = str(context.runtime["python"])
-    return SandboxCommand(argv=[python, "-I", "-S", f"{context.session_dir}/{RUNNER}"], python=python)
+    return await stage_shim(context, order)
 
 
 @hookimpl
@@ -93,6 +90,7 @@ async def inspan_collect(context: CollectContext) -> None:
     await context.download(READY, limit_bytes=READY_LIMIT_BYTES, optional=True)
     for name, limit_bytes in TAIL_FILES.items():
         await context.download(name, limit_bytes=limit_bytes, tail=True)
+    await context.download(HERMES_LOG, limit_bytes=1024 * 1024, tail=True, optional=True)
 
 
 @hookimpl

@@ -37,7 +37,6 @@ class Trace:
     def __init__(self, folder: str) -> None:
         self.events = shim.Events(os.path.join(folder, "events.jsonl"))
         self.lock = threading.Lock()
-        self.last_dropped = None
 
     def say(self, kind: str, /, **data: Any) -> None:
         """Write one event; what is no JSON is written as text."""
@@ -45,9 +44,10 @@ class Trace:
         line = json.dumps({"at": time.time(), "event": event}, default=str).encode()
         with self.lock:
             if len(line) > shim.LINE_LIMIT_BYTES:
-                cut = {key: value for key, value in event.items() if isinstance(value, (int, float, bool))}
+                kept = {key: value for key, value in event.items() if isinstance(value, (int, float, bool))}
                 head = line[:4096].decode("utf-8", "replace")
-                record = {"at": time.time(), "event": {"type": kind, **cut}, "cut": len(line), "head": head}
+                beyond = len(line) - shim.LINE_LIMIT_BYTES
+                record = {"at": time.time(), "event": {"type": kind, **kept}, "cut": beyond, "head": head}
                 line = json.dumps(record).encode()
             self.events.keep(line)
 

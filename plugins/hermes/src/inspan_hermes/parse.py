@@ -17,10 +17,10 @@ from inspan_core.observations import (
     ToolCallStatus,
 )
 from inspan_core.response_object import STATUSES, artifact_digest, input_items, response_object
+from inspan_core.run_trace import artifact_gaps, sound_times
 from inspan_core.trace_lines import parse_line
 from inspan_hermes.items import MadeCall, to_output
 from inspan_hermes.outcome import read_ending
-from inspan_hermes.sandbox import parse_runtime_info
 from inspan_hermes.trace import Call, Compaction, Trace, read_trace, text
 from inspan_hermes.usage import total_usage
 
@@ -48,8 +48,8 @@ def parse(run: ParseInput) -> ParsedActivation:
         model_calls=_references(run, trace.calls),
         conversation=(*input_items(run.request), *output.conversation),
     )
-    gaps = [ObservationGap(code=each.code, detail=each.detail) for each in run.artifacts.problems]
-    gaps += [*trace.gaps, *output.gaps, *usage_gaps, *_run_gaps(run, trace)]
+    gaps = artifact_gaps(run)
+    gaps += [*trace.gaps, *output.gaps, *usage_gaps, *_run_gaps(trace)]
     response = None
     if trace.has_answer:
         response = response_object(
@@ -81,12 +81,8 @@ def _references(run: ParseInput, calls: Iterable[Call]) -> tuple[ModelCallRef, .
     return tuple(ModelCallRef(model_ref=run.model_name, response_id=name) for name in named)
 
 
-def _run_gaps(run: ParseInput, trace: Trace) -> list[ObservationGap]:
-    gaps = []
-    if parse_runtime_info(run.artifacts.files.get("runtime_info.json")) is None:
-        detail = "runtime_info.json is missing or malformed"
-        gaps.append(ObservationGap(code="runtime_info_unavailable", detail=detail))
-    gaps += [ObservationGap(code="tool_server_disconnected", detail=error[:1000]) for error in trace.skipped]
+def _run_gaps(trace: Trace) -> list[ObservationGap]:
+    gaps = [ObservationGap(code="tool_server_disconnected", detail=error[:1000]) for error in trace.skipped]
     failures = [call.failure for call in trace.calls[:-1] if call.failure is not None]
     if failures:
         kinds = ", ".join(str(failure.status or failure.kind) for failure in failures)[:400]
@@ -101,11 +97,9 @@ def _run_gaps(run: ParseInput, trace: Trace) -> list[ObservationGap]:
 
 def _tool_call(made: MadeCall, identity: str, run: ParseInput) -> ToolCall:
     execution = made.execution
-    started_at = execution.started_at if execution is not None else None
-    ended_at = execution.ended_at if execution is not None else None
-    if started_at is not None and ended_at is not None and ended_at < started_at:
-        # The sandbox's clock was set back between them.
-        started_at = ended_at = None
+    started_at, ended_at = None, None
+    if execution is not None:
+        started_at, ended_at = sound_times(execution.started_at, execution.ended_at)
     duration_ms = None
     if started_at is not None and ended_at is not None:
         duration_ms = round((ended_at - started_at) * 1000.0, 3)

@@ -8,9 +8,19 @@ from typing import Any
 from attrs import define, field, frozen
 
 from inspan_core.errors import RequestRefused
+from inspan_core.request_text import (
+    SYSTEM_ROLES,
+    effort_of,
+    instructions_of,
+    items_of,
+    refuse_choices,
+    sampling_of,
+    text_of,
+    token_limit,
+)
 from inspan_hermes.declaration import HermesOptions
 
-SYSTEM_ROLES = ("system", "developer")
+NAME = "hermes"
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 
@@ -41,90 +51,32 @@ def read_request(request: Mapping[str, Any], options: HermesOptions) -> HermesRe
     Raises:
         RequestRefused: Hermes has no equivalent for what a field asks; names the field.
     """
-    _only_defaults(request)
-    system: list[str] = []
-    instructions = request.get("instructions")
-    if instructions is not None:
-        if not isinstance(instructions, str):
-            raise RequestRefused("`instructions` must be a string for hermes", field="instructions")
-        system.append(instructions)
-    prompt, history = _conversation(request.get("input"), system)
-    limit = request.get("max_output_tokens")
-    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
-        raise RequestRefused(
-            f"`max_output_tokens` is {limit!r}, expected a whole number >= 1", field="max_output_tokens"
-        )
+    refuse_choices(request, NAME)
+    system = instructions_of(request, NAME)
+    prompt, history = _conversation(items_of(request), system)
     return HermesRequest(
         prompt=prompt,
         history=history,
         system="\n\n".join(part for part in system if part) or None,
-        max_output_tokens=limit or options.max_output_tokens or None,
-        effort=_effort(request.get("reasoning")),
-        sampling=_sampling(request),
+        max_output_tokens=token_limit(request) or options.max_output_tokens or None,
+        effort=effort_of(request, NAME, EFFORTS),
+        sampling=sampling_of(request),
     )
 
 
-def _only_defaults(request: Mapping[str, Any]) -> None:
-    """Fields that Hermes serves in one way only."""
-    if request.get("tool_choice") not in (None, "auto"):
-        raise RequestRefused(
-            f"hermes lets the model choose: `tool_choice` must be 'auto', not {request['tool_choice']!r}",
-            field="tool_choice",
-        )
-    if request.get("parallel_tool_calls") not in (None, True):
-        raise RequestRefused(
-            "hermes cannot forbid several tool calls in one answer: `parallel_tool_calls` must be true",
-            field="parallel_tool_calls",
-        )
-
-
-def _effort(reasoning: Any) -> str | None:
-    if reasoning is None:
-        return None
-    if not isinstance(reasoning, Mapping):
-        raise RequestRefused("`reasoning` must be an object", field="reasoning")
-    for name, value in reasoning.items():
-        if name != "effort" and value is not None:
-            raise RequestRefused(f"hermes has no equivalent of `reasoning.{name}`", field="reasoning")
-    effort = reasoning.get("effort")
-    if effort is not None and effort not in EFFORTS:
-        raise RequestRefused(
-            f"`reasoning.effort` is {effort!r}, expected one of {', '.join(EFFORTS)}", field="reasoning"
-        )
-    return effort
-
-
-def _sampling(request: Mapping[str, Any]) -> dict[str, float]:
-    sampling: dict[str, float] = {}
-    for name in ("temperature", "top_p"):
-        value = request.get(name)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise RequestRefused(f"`{name}` is {value!r}, expected a number", field=name)
-        sampling[name] = value
-    return sampling
-
-
-def _conversation(content: Any, system: list[str]) -> tuple[str, tuple[Mapping[str, Any], ...]]:
+def _conversation(
+    items: Sequence[Mapping[str, Any]], system: list[str]
+) -> tuple[str, tuple[Mapping[str, Any], ...]]:
     """Split the input into the prompt and what came before; leading system messages go to `system`."""
-    if isinstance(content, str):
-        items: Sequence[Any] = [{"role": "user", "content": content}]
-    elif isinstance(content, Sequence):
-        items = content
-    else:
-        raise RequestRefused("`input` must be a string or a list of items", field="input")
     past = _Past()
     for index, item in enumerate(items):
-        if not isinstance(item, Mapping):
-            raise RequestRefused(f"`input[{index}]` is not an object", field="input")
         role = item.get("role")
         if role in SYSTEM_ROLES:
             if past.messages:
                 raise RequestRefused(
                     f"`input[{index}]`: hermes takes {role} messages only before all others", field="input"
                 )
-            system.append(_text(item.get("content"), index))
+            system.append(text_of(item.get("content"), index, NAME))
         else:
             past.take(item, index)
     last = past.messages.pop() if past.messages else {}
@@ -145,13 +97,15 @@ class _Past:
         """Add one item."""
         kind, role = item.get("type", "message"), item.get("role")
         if kind == "message" and role == "user":
-            self.messages.append({"role": "user", "content": _text(item.get("content"), index)})
+            self.messages.append({"role": "user", "content": text_of(item.get("content"), index, NAME)})
         elif kind == "message" and role == "assistant":
-            self._add("content", _text(item.get("content"), index), closed_by=("content", "tool_calls"))
+            self._add(
+                "content", text_of(item.get("content"), index, NAME), closed_by=("content", "tool_calls")
+            )
         elif kind == "reasoning":
             parts = item.get("content") or item.get("summary") or ()
             closed_by = ("content", "tool_calls", "reasoning_content")
-            self._add("reasoning_content", _text(parts, index), closed_by=closed_by)
+            self._add("reasoning_content", text_of(parts, index, NAME), closed_by=closed_by)
         elif kind == "function_call":
             self._call(item, index)
         elif kind == "function_call_output":
@@ -189,20 +143,6 @@ class _Past:
             raise RequestRefused(
                 f"`input[{index}]`: no function_call before it has its `call_id`", field="input"
             )
-        text = _text(item.get("output"), index)
+        text = text_of(item.get("output"), index, NAME)
         message = {"role": "tool", "name": self.names[call_id], "tool_call_id": call_id, "content": text}
         self.messages.append(message)
-
-
-def _text(content: Any, index: int) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, Sequence):
-        raise RequestRefused(f"`input[{index}].content` must be text", field="input")
-    texts = []
-    for part in content:
-        if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
-            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise RequestRefused(f"`input[{index}]`: hermes takes only text, not {kind!r}", field="input")
-        texts.append(part["text"])
-    return "\n".join(texts)

@@ -115,7 +115,7 @@ def _config(options: HermesOptions, workdir: str, model_name: str, patience_s: f
         },
         "agent": {
             "max_turns": options.max_turns,
-            "api_max_retries": options.max_retries,
+            "api_max_retries": options.max_retries + 1,
             "local_stream_stale_timeout": patience_s,
         },
         "terminal": {

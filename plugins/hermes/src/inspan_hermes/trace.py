@@ -13,8 +13,8 @@ from typing import Any
 from attrs import define, field
 
 from inspan_core.harness import Artifacts
-from inspan_core.observations import ObservationGap
-from inspan_core.trace_lines import number, parse_line, read_records
+from inspan_core.run_trace import RunTrace
+from inspan_core.trace_lines import parse_line, read_records
 
 CONVERSATION = ("turn", "limit")
 
@@ -109,8 +109,8 @@ class Compaction:
     after: Call | None = None
 
 
-@define
-class Trace:
+@define(kw_only=True)
+class Trace(RunTrace):
     """Everything of a run that its files tell."""
 
     calls: list[Call] = field(factory=list)
@@ -119,11 +119,8 @@ class Trace:
     skipped: list[str] = field(factory=list)
     violations: list[Mapping[str, Any]] = field(factory=list)
     last_messages: list[Mapping[str, Any]] = field(factory=list)
-    gaps: list[ObservationGap] = field(factory=list)
     session_id: str | None = None
     output: Mapping[str, Any] | None = None
-    first_at: float | None = None
-    last_at: float | None = None
 
     @property
     def conversation(self) -> list[Call]:
@@ -141,30 +138,17 @@ class Trace:
         given = self.output.get("result") if self.output is not None else None
         return given if isinstance(given, Mapping) else {}
 
-    @property
-    def duration_ms(self) -> float | None:
-        """From the first event to the last."""
-        if self.first_at is None or self.last_at is None or self.last_at < self.first_at:
-            return None
-        return (self.last_at - self.first_at) * 1000.0
-
 
 def read_trace(artifacts: Artifacts) -> Trace:
     """Read all files; what cannot be read becomes gaps."""
     trace = Trace()
-    if "events.jsonl" not in artifacts.files:
-        trace.gaps.append(ObservationGap(code="trace_unavailable", detail="there is no events.jsonl"))
+    trace.begin(artifacts)
     reader = _Reader(trace)
     for record in read_records(artifacts, "events.jsonl", trace.gaps):
         reader.take(record)
+    trace.note_overflow(artifacts)
     output = parse_line(artifacts.files.get("output.json", b""))
-    if isinstance(output, Mapping):
-        trace.output = output
-        events = output.get("events")
-        dropped = events.get("dropped") if isinstance(events, Mapping) else None
-        if dropped:
-            detail = f"events.jsonl was full: {dropped!r} events were not kept"
-            trace.gaps.append(ObservationGap(code="trace_truncated", detail=detail))
+    trace.output = output if isinstance(output, Mapping) else None
     return trace
 
 
@@ -176,19 +160,11 @@ class _Reader:
 
     def take(self, record: Mapping[str, Any]) -> None:
         """One line of the file."""
-        trace, at = self.trace, number(record.get("at"))
-        if at is not None:
-            trace.first_at = at if trace.first_at is None else trace.first_at
-            trace.last_at = at
-        event = record.get("event")
-        if not isinstance(event, Mapping):
+        trace = self.trace
+        at, event = trace.note(record)
+        if event is None:
             return
         kind = text(event.get("type"))
-        if isinstance(record.get("cut"), int):
-            detail = (
-                f"an event {kind[:40]!r} of {record['cut']} bytes was longer than the limit: {_head(record)}"
-            )
-            trace.gaps.append(ObservationGap(code="event_too_large", detail=detail))
         if kind.startswith("model."):
             self._model(kind, event)
         elif kind.startswith("tool."):
@@ -257,10 +233,6 @@ class _Reader:
 def _messages(event: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     given = event.get("messages")
     return [message for message in given if isinstance(message, Mapping)] if isinstance(given, list) else []
-
-
-def _head(record: Mapping[str, Any]) -> str:
-    return text(record.get("head"))[:200]
 
 
 def text(value: Any) -> str:
