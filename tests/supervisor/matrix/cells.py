@@ -58,10 +58,10 @@ async def run_cell(session, cell, writes, budgets):
     async with session.launched() as launch:
         setup = {
             "processes": [
-                {"name": one.name, "place": one.place, "above": one.above} for one in KINDS[cell.kind]
+                {"name": one.name, "place": one.place, "above": one.above, "writes": writes and one.writes}
+                for one in KINDS[cell.kind]
             ],
             "is_stopped": behaviour.is_stopped,
-            "writes": writes,
         }
         ready = await session.observe("ready", **setup)
         if "early" in ready:

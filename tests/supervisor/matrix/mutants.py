@@ -48,7 +48,7 @@ EARLY_TERM = (
 )
 HARNESS_LIVES = "if os.waitid(os.P_PID, self.leader, PEEK) is None:  # Else the"
 KILL_GROUP = "attempt(GONE, os.killpg, self.leader, signal.SIGKILL)\n        while"
-STRIKE_GROUP = 'found.update({p.pid: (p, "group") for p in table if p.group == self.leader})'
+STRIKE_GROUP = 'found.update({p.pid: (p, "group") for p in table if p.group == self.group})'
 OURS = "if p.parent == self.me and p.identity not in self.spared]"
 BELOW_OURS = "for p in below(table, ours)})"
 BELOW_ALL = (
@@ -68,6 +68,7 @@ TOOL = cell("own session", "exits", "close")
 STUBBORN = cell("own session", "ignores TERM", "close")
 STOPPED = cell("child in the group", "stops itself", "close")
 OBEDIENT = cell("own session", "exits on TERM", "close")
+HEADLESS = cell("own session, its first thread has ended", "exits", "close")
 TMUX = cell("tmux", "exits", "close")
 FAMILY = cell("grandchildren that orphan more", "exits", "close")
 LATE = cell("own session", "exits", "deadline")
@@ -143,6 +144,7 @@ DRAINING = (
             "while (found := os.waitid(os.P_PID, self.leader, PEEK))",
         ),
     ),
+    mutant("a process is dead with its first thread", HEADLESS, (" or int(fields[17]) > 1", "")),
     mutant(
         "a zombie counts as living",
         probes.a_held_zombie_does_not_block,

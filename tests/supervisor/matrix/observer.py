@@ -122,11 +122,7 @@ def ready(order):
                 raise NotYet(f"{name} (pid {pid}) to live")
         for one in order["processes"]:
             require_place(one, pids, stats)
-            if (
-                order["writes"]
-                and one["place"] != ADOPTED
-                and not os.path.exists(f"{work}/{one['name']}.log")
-            ):
+            if one.get("writes") and not os.path.exists(f"{work}/{one['name']}.log"):
                 raise NotYet(f"{one['name']} to write")
         if order["is_stopped"] and stats["harness"][0] != "T":
             raise NotYet("the harness to be stopped")

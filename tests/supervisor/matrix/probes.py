@@ -9,6 +9,14 @@ from inspan_runtime import supervisor_client as client
 
 from .bench import Budgets, SetupFailed, Violation
 from .cells import try_cell
+from .preludes import (
+    BEFORE_OPENING,
+    DEATH_BEFORE_CHILDREN,
+    DEATH_BEFORE_RECORD,
+    HIDE_ROW,
+    HIDE_TABLE,
+    statement,
+)
 from .rules import ADOPTED, GROUP, SEED, UNDERWAY, Cell, Ending
 
 BRIEF = Budgets(run_s=30.0, grace_s=1.5, cleanup_s=3.0, receipt_s=8.0)  # For who is expected to spend it.
@@ -19,49 +27,9 @@ TOOL = "setsid sh -c 'echo $$ > $WORK/t; mv $WORK/t $WORK/tool.pid; exec sleep 1
 TOOL_AND_WAIT = REPORT + TOOL + "report harness $$; wait"
 WAIT = "while :; do sleep 1000; done"
 CROWD = 300
-ONE_TOOL = {
-    "processes": [{"name": "tool", "place": UNDERWAY, "above": None}], "is_stopped": False, "writes": False
-}  # fmt: skip
-NOBODY = {"processes": [], "is_stopped": False, "writes": False}
+ONE_TOOL = {"processes": [{"name": "tool", "place": UNDERWAY, "above": None}], "is_stopped": False}
+NOBODY = {"processes": [], "is_stopped": False}
 
-# Whatever Python opens under this name, something else happens first.
-BEFORE_OPENING = """
-import os
-real_open = os.open
-def open_later(path, *arguments, **named):
-    if str(path).endswith({name!r}) and arguments[0] & os.O_CREAT:
-        os.open = real_open
-        {before}
-        opened = real_open(path, *arguments, **named)
-        {after}
-        return opened
-    return real_open(path, *arguments, **named)
-os.open = open_later
-"""
-# A kernel that hides something of /proc.
-HIDE_TABLE = """
-import os
-real_listdir = os.listdir
-def listdir(path):
-    if path == "/proc" and {condition}:
-        raise PermissionError(1, "hidden")
-    return real_listdir(path)
-os.listdir = listdir
-"""
-HIDE_ROW = """
-import builtins, os
-real_open = open
-def open_but_one(path, *arguments, **named):
-    if isinstance(path, str) and path == "/proc/%s/stat" % pid_of_tool():
-        raise PermissionError(13, "hidden")
-    return real_open(path, *arguments, **named)
-def pid_of_tool():
-    try:
-        return real_open({path!r}).read().strip()
-    except OSError:
-        return ""
-builtins.open = open_but_one
-"""
 # A child in the group that has something to save when the harness is dead.
 SAVES = """
 import os, signal
@@ -80,32 +48,6 @@ with open(os.environ["WORK"] + "/child.pid", "w") as file:
 while True:
     signal.pause()
 """
-# The harness dies after the stop was noticed, before the look that records the services.
-DEATH_BEFORE_RECORD = """
-import os
-real_listdir = os.listdir
-def listdir_after_the_exit(path):
-    if path == "/proc" and os.path.exists({flag!r}):
-        os.listdir = real_listdir
-        pid = int(open({pid!r}).read())
-        os.kill(pid, 9)
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    return real_listdir(path)
-os.listdir = listdir_after_the_exit
-"""
-# The harness dies just before a look for its orphans.
-DEATH_BEFORE_CHILDREN = """
-import builtins, os
-real_open = open
-def open_after_the_exit(path, *arguments, **named):
-    if str(path).endswith("/children") and os.path.exists({flag!r}):
-        os.unlink({flag!r})
-        pid = int(real_open({pid!r}).read())
-        os.kill(pid, 9)
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    return real_open(path, *arguments, **named)
-builtins.open = open_after_the_exit
-"""
 
 
 def cell(kind, behaviour, ending, drain=SEED):
@@ -115,10 +57,6 @@ def cell(kind, behaviour, ending, drain=SEED):
 
 async def ask_cell(one, bench, source):
     await try_cell(bench, one, source=source, budgets=bench.budgets)
-
-
-def statement(text, **values):
-    return f"exec({text.format(**values)!r})"
 
 
 async def staged(bench, source, script, budgets=None):
@@ -395,7 +333,8 @@ async def a_spared_pid_of_somebody_else_is_not_spared(bench, source):
 import signal
 pid = os.fork() or signal.pause()
 run = names["Run"]("/nowhere", {"drain": "seed"})
-run.leader, run.drains = 2**22, True
+run.leader = run.group = 2**22
+run.drains = True
 run.spared = {(pid, names["look_up"](pid).identity[1] - 1)}
 run.strike(names["look"]())
 signal.alarm(5)

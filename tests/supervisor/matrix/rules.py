@@ -20,12 +20,14 @@ class Process:
     """One process that a kind of child consists of.
 
     `place` is GROUP (of the harness's process group), ADOPTED (outside of it, its parent has exited) or
-    UNDERWAY (outside of it, its parent lives). `above` names that parent, None: the harness.
+    UNDERWAY (outside of it, its parent lives). `above` names that parent, None: the harness. `writes`: it can
+    be told to write.
     """
 
     name: str
     place: str
     above: str | None = None
+    writes: bool = True
 
 
 KINDS = {
@@ -37,11 +39,11 @@ KINDS = {
     "nohup & of a shell in its own session": (Process("child", ADOPTED),),
     "plain & of a shell in the group": (Process("child", GROUP),),
     "plain & of a shell in its own session": (Process("child", ADOPTED),),
-    "tmux": (Process("server", ADOPTED), Process("pane", UNDERWAY, above="server")),
+    "tmux": (Process("server", ADOPTED, writes=False), Process("pane", UNDERWAY, above="server")),
     "grandchildren that orphan more": (
         Process("tool", UNDERWAY),
         Process("grandchild", UNDERWAY, above="tool"),
-        Process("orphan", ADOPTED),
+        Process("orphan", ADOPTED, writes=False),
     ),
 }
 

@@ -32,7 +32,7 @@ async def one_stop(bench):
     session = await bench.session()
     await session.stage([bench.python, "-I", "-S", f"{bench.root}/storm.py", "harness"], BUDGETS)
     async with session.launched() as launch:
-        ready = await session.observe("ready", processes=PROCESSES, is_stopped=False, writes=False)
+        ready = await session.observe("ready", processes=PROCESSES, is_stopped=False)
         try:
             receipt = await session.stop(BUDGETS)
         except Violation as negative:
