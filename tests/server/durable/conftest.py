@@ -1,0 +1,219 @@
+"""Servers in processes that are killed and started again, and what is left to see of them from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import anyio.from_thread
+import httpx
+import pytest
+import yaml
+
+from inspan_server.model.capture import Capture
+from inspan_server.model.gateway import create_gateway
+from inspan_server.model.script import parse_script
+from inspan_server.serving import served
+
+SERVER = Path(__file__).with_name("dying_server.py")
+EPISODE = {"rollout_id": "r", "attempt": 0}
+DEADLINE_S = 60.0
+SCRIPT = {
+    "*": [
+        {"tool_calls": [{"name": "shell", "arguments": {"command": "echo launched >> /counts/launches"}}]},
+        {"content": "it is done"},
+    ]
+}
+
+
+def until(condition, what, *, pause_s=0.02):
+    ends = time.monotonic() + DEADLINE_S
+    while time.monotonic() < ends:
+        found = condition()
+        if found:
+            return found
+        time.sleep(pause_s)
+    raise AssertionError(f"{what} did not happen within {DEADLINE_S} s")
+
+
+class World:
+    """One server process at a time, over one state folder; what its sandboxes leave is seen on the host."""
+
+    def __init__(self, folder, config, *, kill_at=0, moment="after", model=None):
+        self.folder, self.moment, self.model = folder, moment, model
+        self.kills = 0
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.config = folder / "agent.yaml"
+        self.config.write_text(yaml.safe_dump(config))
+        self.log = folder / "server.log"
+        self.server = None
+        self.start(kill_at)
+
+    def start(self, kill_at=0):
+        argv = [sys.executable, str(SERVER), str(self.config), str(self.port), str(kill_at), self.moment]
+        with self.log.open("ab") as log:
+            self.server = subprocess.Popen(argv, stdout=log, stderr=log)
+        until(self._listens, "listening")
+
+    def _listens(self):
+        if self.server.poll() is not None:
+            raise AssertionError(self.log.read_text())
+        try:
+            socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+        except OSError:
+            return False
+        return True
+
+    def kill(self):
+        self.server.kill()
+        self.server.wait(20)
+
+    def revive(self):
+        if self.server.poll() is None:
+            return
+        assert self.server.returncode == -signal.SIGKILL, self.log.read_text()
+        self.kills += 1
+        self.start()
+
+    def end(self, number=signal.SIGTERM):
+        if self.server.poll() is None:
+            self.server.send_signal(number)
+            self.server.wait(60)
+        return self.server.returncode
+
+    # --- the client ---
+
+    def post(self, http, path, body):
+        """As an Environment Server does: a lost connection is tried again until there is an answer."""
+        ends = time.monotonic() + DEADLINE_S
+        while time.monotonic() < ends:
+            try:
+                return http.post(path, json=body)
+            except httpx.TransportError:
+                self.revive()
+        raise AssertionError(f"{path}: no answer within {DEADLINE_S} s")
+
+    def episode(self):
+        """Seed, activate, close; the three answers."""
+        with httpx.Client(base_url=self.url, timeout=60.0) as http:
+            seeded = self.post(http, "/v1/agent_sessions", seed_body("s"))
+            activated = self.post(http, "/ng-rollout/r/v1/responses", {"input": "say hello"})
+            closed = self.post(http, "/v1/agent_sessions/close", close_body("s"))
+        return seeded, activated, closed
+
+    def closes_again(self):
+        with httpx.Client(base_url=self.url, timeout=60.0) as http:
+            return self.post(http, "/v1/agent_sessions/close", close_body("s")).json()
+
+    # --- from outside ---
+
+    def records(self):
+        path = self.folder / "agent.records"
+        return path.read_text().split() if path.exists() else []
+
+    def launches(self):
+        path = self.folder / "counts" / "launches"
+        return len(path.read_text().split()) if path.exists() else 0
+
+    def model_calls(self):
+        return len(self.model.capture.calls("r"))
+
+    def sandboxes(self):
+        """The folders of sandboxes that are up."""
+        # os.walk passes over folders that vanish meanwhile.
+        return {Path(path).name for path, _, files in os.walk(self.folder / "run") if "ready" in files}
+
+    def processes(self):
+        """Processes that name this test's folder of sandboxes, or live in it."""
+        found, mark = [], str(self.folder / "run").encode()
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) not in (os.getpid(), self.server.pid):
+                try:
+                    line = (entry / "cmdline").read_bytes()
+                    place = os.readlink(entry / "cwd").encode()
+                except OSError:
+                    continue
+                if mark in line or place.startswith(mark):
+                    found.append((entry.name, line))
+        return found
+
+
+def seed_body(session, rollout="r"):
+    return {
+        "agent_session_id": session,
+        "episode_id": {"rollout_id": rollout, "attempt": 0},
+        "task_id": {"taskset": "t", "task_id": "x"},
+    }
+
+
+def close_body(session, rollout="r"):
+    return {"agent_session_id": session, "episode_id": {"rollout_id": rollout, "attempt": 0}}
+
+
+class Model:
+    """A scripted Model Server in a thread of the test: it outlives every Agent Server."""
+
+    def __init__(self, url, capture):
+        self.url, self.capture = url, capture
+
+
+@pytest.fixture
+def model():
+    capture = Capture()
+    with anyio.from_thread.start_blocking_portal() as portal:
+        gateway = create_gateway(parse_script(SCRIPT), capture)
+        with portal.wrap_async_context_manager(served(gateway, graceful_timeout_s=1)) as url:
+            yield Model(url, capture)
+
+
+@pytest.fixture
+def worlds(tmp_path, model):
+    """Start a world: ``worlds(kill_at=3)``; ends its servers, and sees that no sandbox outlives the test."""
+    made = []
+    (tmp_path / "counts").mkdir()
+
+    def start(*, harness="echo", kind="bubblewrap", kill_at=0, moment="after", **changes):
+        mounts = [{"source": str(tmp_path / "counts"), "target": "/counts", "read_only": False}]
+        config = {
+            "harness": harness,
+            "model_server": {"base_url": model.url},
+            "sandbox_providers": {"box": {"kind": kind, "runtime_dir": str(tmp_path / "run")}},
+            "sandbox_provider": "box",
+            "sandbox_config": {"workdir": "/work", "mounts": mounts},
+            "state_dir": str(tmp_path / "state"),
+            "session_close_timeout_seconds": 10,
+            **changes,
+        }
+        made.append(World(tmp_path, config, kill_at=kill_at, moment=moment, model=model))
+        return made[-1]
+
+    yield start
+    for world in made:
+        world.end(signal.SIGINT)
+
+
+@pytest.fixture
+def bodies():
+    class Bodies:
+        seed, close = staticmethod(seed_body), staticmethod(close_body)
+
+    return Bodies
+
+
+@pytest.fixture
+def wait_for():
+    return until
+
+
+@pytest.fixture
+def read_json():
+    return lambda text: [json.loads(line) for line in text.splitlines() if line.startswith("{")]

@@ -1,0 +1,82 @@
+"""Fifty open sessions, a provider that allows fifty sandboxes, and a server that is killed."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import pytest
+
+pytestmark = [pytest.mark.timeout(180)]
+MANY = 50
+LOCAL = {"harness_options": {"model": False}}
+
+
+async def for_all(world, ask):
+    limits = httpx.Limits(max_connections=20)
+    async with httpx.AsyncClient(base_url=world.url, timeout=100, limits=limits) as http:
+        return await asyncio.gather(*(ask(http, number) for number in range(MANY)))
+
+
+@pytest.fixture
+def world(worlds, tmp_path):
+    return worlds(kind="local", sandbox_config={"workdir": str(tmp_path / "work")}, **LOCAL)
+
+
+def test_killed_with_fifty_sessions_and_a_quota_of_fifty_it_serves_fifty_more(world, bodies, wait_for):
+    """The journal knows each sandbox: none is lost, and none stands in the way of new work."""
+
+    async def seed(http, number):
+        answer = await http.post("/v1/agent_sessions", json=bodies.seed(f"s{number}", f"r{number}"))
+        return answer.status_code
+
+    async def close(http, number):
+        answer = await http.post("/v1/agent_sessions/close", json=bodies.close(f"s{number}", f"r{number}"))
+        return answer.status_code
+
+    assert asyncio.run(for_all(world, seed)) == [200] * MANY
+    before = world.sandboxes()
+    assert len(before) == MANY
+    world.kill()
+    world.start()
+    wait_for(lambda: httpx.get(f"{world.url}/readyz").status_code == 200, "being ready")
+    # The retried seeds are answered from the journal: the same sandboxes, and no other.
+    assert asyncio.run(for_all(world, seed)) == [200] * MANY
+    assert world.sandboxes() == before
+    assert asyncio.run(for_all(world, close)) == [200] * MANY
+    wait_for(lambda: not world.sandboxes(), "the end of all sandboxes")
+
+
+def test_killed_while_fifty_are_being_set_up_it_reaps_them_before_it_admits_others(world, bodies, wait_for):
+    """No set-up that was cut off counts against the quota when new work comes."""
+    most = 0
+
+    async def seed(http, number):
+        try:
+            await http.post("/v1/agent_sessions", json=bodies.seed(f"s{number}", f"r{number}"))
+        except httpx.TransportError:
+            return
+
+    async def cut_off():
+        asking = asyncio.create_task(for_all(world, seed))
+        while len(world.sandboxes()) < 5:
+            await asyncio.sleep(0.01)
+        world.kill()
+        await asking
+
+    asyncio.run(asyncio.wait_for(cut_off(), 60))
+    world.start()
+    answer = httpx.post(f"{world.url}/v1/agent_sessions", json=bodies.seed("new", "new"), timeout=100)
+    assert answer.status_code == 200
+    # When the new one was let in, only published sessions were left of the old ones.
+    listed = httpx.get(f"{world.url}/healthz").json()
+    most = listed["sessions"]
+    assert len(world.sandboxes()) <= most <= MANY + 1
+    for number in range(MANY):
+        closed = httpx.post(
+            f"{world.url}/v1/agent_sessions/close", json=bodies.close(f"s{number}", f"r{number}"), timeout=60
+        )
+        assert closed.status_code == 200
+    httpx.post(f"{world.url}/v1/agent_sessions/close", json=bodies.close("new", "new"), timeout=60)
+    wait_for(lambda: not world.sandboxes(), "the end of all sandboxes")
+    assert world.processes() == []
