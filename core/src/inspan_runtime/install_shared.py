@@ -165,8 +165,12 @@ class SharedRuntimes:
             path.unlink(missing_ok=True)
 
     def is_leased(self, key: str) -> bool:
-        """Whether some sandbox may still use the runtime."""
-        return any(_until(path) > time.time() for path in (self.root / "leases" / key).glob("*"))
+        """Whether some sandbox may still use the runtime; leases that have lapsed go."""
+        leases = list((self.root / "leases" / key).glob("*"))
+        lapsed = [path for path in leases if _until(path) <= time.time()]
+        for path in lapsed:
+            path.unlink(missing_ok=True)
+        return len(lapsed) < len(leases)
 
     def keys(self) -> list[str]:
         """Keys of the runtimes that stand unpacked, sorted."""
