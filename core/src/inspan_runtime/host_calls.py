@@ -47,6 +47,7 @@ from inspan_runtime.service_settings import Answer, ServiceSettings
 REPLAY_LIMIT = 256
 """How many answers are kept for replays: each may be megabytes."""
 
+SHUTTING_DOWN = "the server is shutting down"
 OVER = frozenset({Phase.NEW, Phase.CLOSED, Phase.FENCED})
 CAPTURE_KEY = re.compile(NAME_PATTERN.removesuffix("$") + r"\Z")
 
@@ -169,7 +170,7 @@ class HostCalls:
     def start(self, request: HostRequest) -> HostCall | Answer:
         """The call that answers a request, begun or found; an answer where it is refused at once."""
         if self._is_ending:
-            return error_answer(503, "the server is shutting down")
+            return error_answer(503, SHUTTING_DOWN)
         key = request.capture_key
         if key is not None and not CAPTURE_KEY.match(key):
             return error_answer(422, f"the path's rollout {key[:100]!r} is no rollout id")
@@ -184,10 +185,10 @@ class HostCalls:
             call = self._new_call(request)
         except RequestRefused as refusal:
             return error_answer(422, str(refusal))
+        self.spawn(lambda: self._run(call, request.digest, run_timeout_s))
         self._open[call.call_id] = call
         if key is not None:
             self._known[key, request.token_capture, request.digest] = call
-        self.spawn(lambda: self._run(call, request.digest, run_timeout_s))
         return call
 
     async def close_all(self, *, timeout_s: float) -> list[str]:
@@ -239,6 +240,8 @@ class HostCalls:
 
     async def _answer(self, record: Record, digest: str, run_timeout_s: float) -> Answer:
         driver = record.driver
+        if self._is_ending:
+            return error_answer(503, SHUTTING_DOWN)
         reply = await driver.ask(
             lambda waiter, at: SeedRequested(
                 at=at, waiter=waiter, body_digest=digest, owned=True, cookie=Cookie.ABSENT

@@ -17,6 +17,7 @@ import inspan_echo
 from inspan_core.errors import InstallError, SandboxCreateError
 from inspan_core.hookspecs import hookimpl
 from inspan_core.plugins import load_plugins
+from inspan_runtime.host_calls import HostRequest
 from inspan_runtime.providers.local import LocalProvider
 from inspan_server.model.capture import Capture
 from inspan_server.model.gateway import create_gateway
@@ -367,6 +368,18 @@ async def test_a_server_that_stops_ends_its_host_calls_first(host, tmp_path, unt
         assert entries(server.folder) == [] and marked_processes(server.folder) == []
         late = await server.client.post(HOST, json={"input": "x"})
         assert late.status_code == 503
+
+
+async def test_a_call_that_has_hardly_begun_when_the_server_stops_runs_nothing(host):
+    body = {"input": "x"}
+    async with host() as server:
+        assert (await server.client.get("/healthz")).status_code == 200
+        call = server.service.start_host_call(
+            HostRequest(capture_key=None, token_capture=False, body=body, digest="d")
+        )
+        assert await server.service.close_all(timeout_s=20) == []
+        assert (await call.wait()).status == 503
+        assert not server.folder.exists()
 
 
 async def test_a_server_that_drains_lets_sessions_run_and_takes_no_host_call(host, bodies):
