@@ -1,6 +1,6 @@
 """The smallest complete inspan plugin: a harness of a hundred lines, installed, run, collected and parsed.
 
-Copy this folder to begin your own; the README walks through it line by line.
+``inspan harness new`` makes your own from it; the README walks through it line by line.
 """
 
 from __future__ import annotations
