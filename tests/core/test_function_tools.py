@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inspan_core import tool_bridge
@@ -139,6 +139,7 @@ def test_the_jar_is_the_whole_jar_or_nothing():
             changed_cookies(before, bad)
 
 
+@settings(max_examples=60)
 @given(st.binary() | st.recursive(st.none() | st.text() | st.integers(), st.lists).map(jar))
 def test_whatever_a_sandbox_writes_is_a_jar_or_an_error(data):
     try:

@@ -33,7 +33,7 @@ def outputs(response):
     return [item["output"] for item in response["output"] if item["type"] == "function_call_output"]
 
 
-@each_harness
+@pytest.mark.parametrize("harness", ["pi", pytest.param("codex", marks=full)])
 async def test_an_episode_is_verified_by_the_cookie_that_its_tools_changed(world, harness):
     look = (
         "cat /tmp/inspan/*/* /run/inspan/*/* 2>/dev/null; env; cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline"
