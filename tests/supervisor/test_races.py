@@ -193,3 +193,14 @@ def test_a_process_whose_first_thread_has_ended_is_not_dead(supervised, kit):
     assert supervised.receipt()["cleanup_confirmed"]
     assert kit.stat_of(pid) is None
     assert pid in supervised.reported("killed")
+
+
+def test_a_circle_in_a_table_that_was_read_while_pids_changed_hands_is_walked_once(supervisor):
+    """The table is read row by row: a pid that is given away meanwhile can stand below its own child."""
+
+    def row(pid, parent):
+        return supervisor["Process"](pid, b"%d (x) S %d 1 1 0 -1 0" % (pid, parent) + b" 1" * 14)
+
+    table = [row(10, 20), row(20, 10), row(30, 10), row(40, 1)]
+    found = supervisor["below"](table, [table[0]])
+    assert {process.pid for process in found} == {10, 20, 30}

@@ -186,13 +186,13 @@ def look() -> list[Process]:
 
 
 def below(table: list[Process], roots: list[Process]) -> list[Process]:
-    """The roots and all their descendants."""
+    """The roots and all their descendants; also where pids changed hands so fast that a circle was read."""
     children = {}  # type: dict[int, list[Process]]
     for process in table:
         children.setdefault(process.parent, []).append(process)
     found = list(roots)
     for process in found:  # It grows on the way.
-        found += children.get(process.pid, [])
+        found += children.pop(process.pid, [])
     return found
 
 
