@@ -245,3 +245,19 @@ async def test_malformed_arguments_are_recorded_as_they_are_and_never_run_as_non
     assert all(set(body) == {"room"} for tool, body in w.hotel.seen if tool == "book")
     tools = [r for r in closed["agent_observations"]["records"] if r["kind"] == "tool_call"]
     assert [tool["status"] for tool in tools] == [*["failed"] * 3, "completed", "failed", "completed"]
+
+
+@full
+async def test_a_restarted_server_still_has_the_jar(world):
+    async with world("codex", [calls(("book", {"room": "12"})), SAID]) as w:
+        await w.seed()
+        ran = await w.activate()
+    assert ran.status_code == 200, ran.text
+    async with world("codex", []) as w:
+        closed = await w.close()
+        kept = w.kept()
+    assert w.hotel.basket(closed["resources_cookies"]) == ["12"]
+    async with world("codex", []) as w:
+        assert await w.close() == closed
+        kept += w.kept()
+    assert closed["resources_cookies"]["stay"].encode() not in kept
