@@ -297,3 +297,12 @@ async def test_the_umask_of_the_server_does_not_hide_it_from_other_users(host):
     assert host.cache.shared.folder.stat().st_mode & 0o022 == 0
     for path in (host.place, host.place / "bin", host.place / "bin" / "tiny", host.place / MARKER):
         assert path.stat().st_mode & 0o777 == (0o644 if path.name == MARKER else 0o755), path
+
+
+async def test_a_lease_that_cannot_be_written_costs_nobody_a_seed(host):
+    sandbox = await host.sandbox()
+    await host.seed(host.installer(sandbox))
+    shutil.rmtree(host.cache.root / "leases")
+    (host.cache.root / "leases").write_text("a file")
+    assert await host.seed(host.installer(sandbox)) == f"{SHARED_PATH}/{KEY}"
+    assert host.said == WORK

@@ -136,7 +136,8 @@ class SandboxInstaller:
 
     def _lease(self, key: str) -> None:
         self.has_lease = True
-        self._cache.shared.lease(key, self._sandbox.sandbox_id, self._lease_s)
+        with suppress(OSError):  # From a cache that cannot be written nobody removes anything.
+            self._cache.shared.lease(key, self._sandbox.sandbox_id, self._lease_s)
 
     async def publish(
         self, key: RuntimeKey, archive: RuntimeArchive, *, health: Sequence[str], expect: str

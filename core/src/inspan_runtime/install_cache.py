@@ -232,7 +232,8 @@ class RuntimeCache:
         path = archives / name
         if path.parent != archives or not path.is_file() or self._digest(path) != digest:
             return None
-        os.utime(archives / f"{key}.json")  # When it was used last.
+        with suppress(OSError):  # A cache that cannot be written serves all the same.
+            os.utime(archives / f"{key}.json")  # When it was used last.
         return RuntimeArchive(path=str(path), sha256=digest)
 
     def _digest(self, path: Path) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import secrets
 import shutil
@@ -23,6 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from anyio import to_thread
 from attrs import evolve, frozen
 
 from inspan_core.errors import InstallError, MountConflict
@@ -35,6 +37,8 @@ SHARED_PATH = "/opt/inspan/shared"
 WORD_FILE = ".inspan-host"
 FOREVER_S = 1e12
 CHUNK_BYTES = 1024 * 1024
+
+_logger = logging.getLogger(__name__)
 
 
 @frozen
@@ -186,12 +190,15 @@ async def create_with_runtimes(
 
     A mount that cannot be made is left out: the runtime is then uploaded.
     """
-    shown = shown_in(spec, runtimes) if "mounts" in getattr(provider, "capabilities", ()) else spec
+    shown = spec
+    if "mounts" in getattr(provider, "capabilities", ()):
+        shown = await to_thread.run_sync(shown_in, spec, runtimes)
     try:
         return await provider.create(shown, key=key, timeout_s=timeout_s)
-    except MountConflict:
+    except MountConflict as error:
         if shown is spec:
             raise
+        _logger.info("sandbox %s does not see the host's runtimes: %s", key, error)
         return await provider.create(spec, key=key, timeout_s=timeout_s)
 
 
