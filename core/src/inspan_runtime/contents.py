@@ -10,7 +10,12 @@ from attrs import define, evolve
 from inspan_core.codec import encode, encode_observations
 from inspan_core.effects import ActivationBody, CloseBody, ErrorBody, Reply, SeedBody
 from inspan_core.errors import WireError
-from inspan_core.observations import AgentObservationBundle, ObservationGap
+from inspan_core.observations import (
+    AgentObservationBundle,
+    ObservationGap,
+    SandboxObservation,
+    SandboxOutcome,
+)
 from inspan_core.receipts import KINDS as PROCESS_KINDS
 from inspan_core.receipts import ProcessEntry, ProcessesReport
 from inspan_core.session import Evidence
@@ -90,6 +95,7 @@ def closed_body(session_id: str, record: Record, body: CloseBody) -> Mapping[str
             bundle = AgentObservationBundle(source=work.harness.spec.name)
         gaps = [ObservationGap(code=gap.code.value, detail=gap.detail) for gap in body.gaps]
         processes = (*process_gaps(record.room.processes), *memory_gaps(record.room.exec))
+        bundle = evolve(bundle, records=(*bundle.records, *sandbox_records(record)))
         bundle = _checked(evolve(bundle, gaps=(*bundle.gaps, *work.gaps, *gaps, *processes)))
     cookies = None if work is None else work.resources_cookies
     response = CloseResponse(
@@ -97,6 +103,33 @@ def closed_body(session_id: str, record: Record, body: CloseBody) -> Mapping[str
     )
     encoded: Mapping[str, Any] = encode(response)
     return encoded
+
+
+def sandbox_records(record: Record) -> tuple[SandboxObservation, ...]:
+    """What the run's sandbox has used, where its provider tells; a parser's own record of it wins."""
+    work, room = record.work, record.room
+    if work is None or work.usage is None:
+        return ()
+    told = () if work.parsed is None else work.parsed.observations.records
+    if any(isinstance(one, SandboxObservation) for one in told):
+        return ()
+    outcome: SandboxOutcome = "unknown"
+    if memory_gaps(room.exec):
+        outcome = "oom"
+    elif room.receipt is not None:
+        outcome = "timeout" if room.receipt.timed_out else "completed"
+    return (
+        SandboxObservation(
+            role="agent",
+            provider=None if work.descriptor is None else work.descriptor.get("provider"),
+            sandbox_id=work.sandbox_id,
+            outcome=outcome,
+            exit_code=None if room.receipt is None else room.receipt.return_code,
+            cpu_time_s=work.usage.cpu_time_s,
+            peak_memory_mib=work.usage.peak_memory_mib,
+            resource_usage_source=work.usage.source,
+        ),
+    )
 
 
 def process_gaps(report: ProcessesReport | None) -> tuple[ObservationGap, ...]:

@@ -18,7 +18,14 @@ from inspan_core.findings import CollectResult, Outcome
 from inspan_core.harness import Artifacts, ParsedActivation, ParseInput, SandboxCommand
 from inspan_core.observations import ObservationGap
 from inspan_core.relay import Harness
-from inspan_core.sandbox import Descriptor, Sandbox, SandboxProvider, SandboxSpec
+from inspan_core.sandbox import (
+    Descriptor,
+    MeteredSandbox,
+    ResourceUsage,
+    Sandbox,
+    SandboxProvider,
+    SandboxSpec,
+)
 from inspan_core.wire import SeedRequest, ToolAccess
 from inspan_runtime.contexts import ArtifactContext, RunContext, SessionContext, is_transport_error
 from inspan_runtime.grant_reach import loopback_urls, try_grants
@@ -34,6 +41,7 @@ from inspan_runtime.room import Room
 _logger = logging.getLogger(__name__)
 RECONNECT_TIMEOUT_S = 30.0
 DROP_TIMEOUT_S = 5.0
+USAGE_TIMEOUT_S = 5.0
 
 ProviderFactory = Callable[[], SandboxProvider]
 Parser = Callable[[ParseInput], ParsedActivation]
@@ -80,6 +88,7 @@ class HarnessWork:
         artifacts: What was collected, also partly.
         parsed: What the plugin's parser returned, or None.
         gaps: What the runtime itself could not do, for the observations.
+        usage: What the sandbox of a run has used, where its provider tells.
         tool_accesses: The grants that the harness has to make usable.
         granted: All grants of the session, also those that it cannot use: their secrets are ours to keep.
         resources_cookies: The jar that tool calls changed, or None.
@@ -101,6 +110,7 @@ class HarnessWork:
     sandbox_id: str | None = None
     descriptor: Descriptor | None = None
     gaps: list[ObservationGap] = field(factory=list)
+    usage: ResourceUsage | None = None
     tool_accesses: tuple[ToolAccess, ...] = field(default=(), repr=False)
     granted: tuple[ToolAccess, ...] = field(init=False, repr=False)
     resources_cookies: Mapping[str, str] | None = field(default=None, repr=False)
@@ -182,6 +192,7 @@ class HarnessWork:
                 return
             self._provider = self.providers[self.owned.provider]()
         if room.sandbox is not None:
+            await self._take_usage(room.sandbox)
             await room.sandbox.stop()
         else:
             await self._provider.stop(_key(room, key), timeout_s=timeout_s)
@@ -191,9 +202,17 @@ class HarnessWork:
     async def disconnect(self, room: Room) -> None:
         """Drop the connection and the provider's client."""
         if room.sandbox is not None:
+            await self._take_usage(room.sandbox)
             await room.sandbox.disconnect()
         self._let_go()
         await self._drop_provider()
+
+    async def _take_usage(self, sandbox: Sandbox) -> None:
+        """Learn what a run's sandbox has used, where it tells: by now all of the run has ended."""
+        if self.activation is None or not isinstance(sandbox, MeteredSandbox):
+            return
+        with anyio.move_on_after(USAGE_TIMEOUT_S), suppress(SandboxError):
+            self.usage = await sandbox.usage()
 
     def _let_go(self) -> None:
         """Let the host's cache forget that this sandbox uses a runtime of its."""

@@ -236,7 +236,8 @@ async def test_a_close_cuts_a_run_off_and_says_so(agent, bodies, until):
                     await model.asked.wait()
                 closed = await server.client.post("/v1/agent_sessions/close", json=bodies.close())
             assert (answers[0].status_code, closed.status_code) == (503, 200)
-            (invocation,) = closed.json()["agent_observations"]["records"]
+            records = closed.json()["agent_observations"]["records"]
+            (invocation,) = [each for each in records if each["kind"] == "agent_invocation"]
             assert invocation["status"] == "failed"
             assert await server.provider.list({}) == []
 
