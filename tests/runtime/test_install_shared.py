@@ -236,10 +236,11 @@ async def test_a_borrowed_sandbox_that_sees_nothing_gets_an_upload(host):
 @pytest.mark.parametrize("workdir", [SHARED_PATH, f"{SHARED_PATH}/task", "/opt/inspan"])
 async def test_a_task_that_lives_at_that_path_keeps_it(host, workdir):
     sandbox = await host.sandbox(evolve(SPEC, workdir=workdir))
-    installer = SandboxInstaller(sandbox, host.cache, workdir=workdir)
-    prefix = await host.seed(installer)
+    before = await sh(sandbox, f"ls {workdir}")
+    prefix = await host.seed(SandboxInstaller(sandbox, host.cache, workdir=workdir))
     assert not f"{prefix}/".startswith((f"{workdir}/", f"{SHARED_PATH}/"))
-    assert await sh(sandbox, f"sh {prefix}/bin/tiny; ls {workdir}") == (0, "tiny 1.2\n")
+    assert await sh(sandbox, f"ls {workdir}") == before
+    assert await sh(sandbox, f"sh {prefix}/bin/tiny") == (0, "tiny 1.2\n")
 
 
 async def test_a_cache_that_cannot_be_made_costs_nobody_a_sandbox(host, tmp_path):
