@@ -191,6 +191,13 @@ class HostCalls:
             self._known[key, request.token_capture, request.digest] = call
         return call
 
+    async def runs_ended(self, *, timeout_s: float) -> None:
+        """Refuse new calls, and let those that run end by themselves for a while."""
+        self._is_ending = True
+        with anyio.move_on_after(timeout_s):
+            for call in list(self._open.values()):
+                await call.gone.wait()
+
     async def close_all(self, *, timeout_s: float) -> list[str]:
         """Refuse new calls, stop those that run, and wait for their release.
 

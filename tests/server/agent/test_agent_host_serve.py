@@ -92,12 +92,12 @@ async def test_the_harness_of_a_server_that_ends_is_stopped_by_it_or_by_the_next
             shell = int((tmp_path / "launched").read_text())
             process.send_signal(number)
             code = await anyio.to_thread.run_sync(process.wait, 40)
-        assert answers[0] in (None, 503)
+        assert answers[0] in (None, 503), (tmp_path / "log").read_text()
         if number == signal.SIGTERM:
             assert code == 0, (tmp_path / "log").read_text()
         else:
             assert len(os.listdir(folder)) == 1
-            async with server(tmp_path, url):
-                pass
+            async with server(tmp_path, url) as (_, client):
+                assert (await client.get("/healthz")).status_code == 200
         assert not runs(shell)
         assert os.listdir(folder) == []

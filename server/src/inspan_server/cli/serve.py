@@ -10,6 +10,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -194,8 +195,13 @@ class _Ending:
         self.stop.set()
 
     async def hand_over(self) -> None:
-        """Let runs end for a while; what is left then is the next server's."""
-        await self.app.state.service.runs_ended(timeout_s=self.config.drain_timeout_seconds)
+        """Let runs end for a while; what is left then is the next server's, and host calls are nobody's."""
+        service, bound_s = self.app.state.service, self.config.drain_timeout_seconds
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(service.runs_ended, timeout_s=bound_s))
+            if service.host is not None:
+                await service.host.runs_ended(timeout_s=bound_s)
+                self.unclosed += await service.host.close_all(timeout_s=self.close_timeout_s)
         self.app.state.at_shutdown = self._leave
         self.stop.set()
 
