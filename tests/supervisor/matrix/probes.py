@@ -19,7 +19,7 @@ from .preludes import (
 )
 from .rules import ADOPTED, GROUP, SEED, UNDERWAY, Cell, Ending
 
-BRIEF = Budgets(run_s=30.0, grace_s=1.5, cleanup_s=3.0, receipt_s=8.0)  # For who is expected to spend it.
+BRIEF = Budgets(run_s=30.0, grace_s=1.0, cleanup_s=2.5, receipt_s=6.0)  # For who is expected to spend it.
 HOPELESS = Budgets(run_s=30.0, grace_s=0.1, cleanup_s=0.8, receipt_s=8.0)  # Spent to the end.
 STARTED = 'echo x >> "$WORK/started"; '
 REPORT = 'report() { echo "$2" > "$WORK/$1.tmp" && mv "$WORK/$1.tmp" "$WORK/$1.pid"; }; '

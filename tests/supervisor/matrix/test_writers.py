@@ -9,6 +9,8 @@ import pytest
 from .cells import try_cell
 from .rules import ADOPTED, CELLS, KINDS, NATURAL, SEED, Cell, Ending, expected, representatives
 
+pytestmark = pytest.mark.timeout(120)
+
 
 def must_fall_silent(cell):
     """Whether all that write in this cell must be dead after it; a race leaves that open."""
