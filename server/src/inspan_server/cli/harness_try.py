@@ -24,6 +24,7 @@ from inspan_runtime.install import SandboxInstaller
 from inspan_runtime.install_build import package_client_env
 from inspan_runtime.install_cache import RuntimeCache, default_cache_dir
 from inspan_runtime.install_shared import create_with_runtimes
+from inspan_runtime.preflight import Wanted, preflight, require
 from inspan_runtime.providers import builtin
 
 TTL_S = 1800.0
@@ -99,15 +100,25 @@ async def try_harness(harness: Harness, sandbox: Sandbox, cache: RuntimeCache) -
     """Install the harness in the sandbox as a seed does.
 
     Raises:
-        UnsupportedTarget: The sandbox cannot run it.
+        UnsupportedTarget: The sandbox cannot run it, or lacks what the harness declares as its needs.
         InstallError: It failed.
     """
     workdir = str(sandbox.descriptor.get("workdir", "/"))
     installer = SandboxInstaller(sandbox, cache, workdir=workdir, lease_s=TTL_S)
     scratch = sandbox.descriptor.get("scratch")
+    session_dir = f"{scratch if isinstance(scratch, str) else '/tmp/inspan'}/try"
+    needs = harness.spec.needs
+    wanted = Wanted(
+        session_dir=session_dir,
+        python=False,
+        programs=needs.programs,
+        certificates=needs.certificates,
+        free_mib=needs.free_mib,
+    )
+    require(await preflight(sandbox, wanted))
     context = SessionContext(
         sandbox=sandbox,
-        session_dir=f"{scratch if isinstance(scratch, str) else '/tmp/inspan'}/try",
+        session_dir=session_dir,
         workdir=workdir,
         installer=installer,
         options=harness.spec.options,
