@@ -1,4 +1,4 @@
-"""The preflight answers rightly for real trees: the host's, busybox alone, musl, a bare shell, none at all."""
+"""The preflight answers rightly for real trees: the host's, busybox alone, musl, a bare shell, no shell."""
 
 import io
 import json

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 
 import anyio
 from anyio.abc import Process
@@ -215,11 +216,21 @@ class PlainSandbox:
 
     async def _upload(self, path: str, body: Body | None, size: int, mode: int, timeout_s: float) -> None:
         what = f"upload to {path} in {self.sandbox_id}"
-        values = [_path(path), b"%o" % mode, b"%d" % size, scripts.part_name()]
-        result = await self._script(scripts.UPLOAD, values, what, timeout_s=timeout_s, body=body)
+        part = scripts.part_name()
+        values = [_path(path), b"%o" % mode, b"%d" % size, part]
+        try:
+            result = await self._script(scripts.UPLOAD, values, what, timeout_s=timeout_s, body=body)
+        except BaseException:  # What was killed half way removes nothing.
+            await self._discard(os.path.join(os.path.dirname(_path(path)), part))
+            raise
         if result.exit_code == scripts.SHORT:
             raise SandboxTransportError(f"{what}: not all {size} bytes arrived")
         _check(result, path, self.sandbox_id)
+
+    async def _discard(self, part: bytes) -> None:
+        arguments = scripts.arguments(scripts.DISCARD, scripts.new_mark(), [part])
+        with anyio.move_on_after(KILL_LIMIT_S, shield=True), suppress(SandboxError):
+            await self._engine.call("exec", self._container, *arguments, timeout_s=KILL_LIMIT_S)
 
     async def download(
         self, path: str, *, limit_bytes: int, tail: bool = False, timeout_s: float = 60.0

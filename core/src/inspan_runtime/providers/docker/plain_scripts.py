@@ -18,7 +18,9 @@ done
 """
 
 # The command has a session of its own, and so has what keeps its deadline: whoever watches from outside may
-# die. The mark, with how it ended, follows its last byte on both streams: a child may hold them open.
+# die. It runs in front, for what a shell runs behind has SIGINT and SIGQUIT ignored; the pipe's other half
+# gets its process, then its end. The mark, with how it ended, follows its last byte on both streams: a child
+# may hold them open.
 RUN = """
 t=$1; n=$2; d=$3; shift 3
 exec 3<&0 4>&1 5>&2 </dev/null
@@ -34,15 +36,24 @@ trap 'x=t' USR1
 finish() { printf '%s%s\\n' "$m" "$1" >&4; printf '%s%s\\n' "$m" "$1" >&5; exit 0; }
 command -v setsid >/dev/null 2>&1 || finish s
 [ -z "$d" ] || cd -- "$d" || finish 126
-setsid env "$@" <&3 3<&- 4>&- 5>&- &
-c=$!
-printf '%sp%s\\n' "$m" "$c" >&5
 exec >/dev/null 2>&1
-setsid sh -c 'sleep "$1" || sleep "$2"; kill -USR1 "$4"; kill -9 -"$3" || kill -9 "$3"' \\
-  sh "$t" "$n" "$c" "$$" 3<&- 4>&- 5>&- &
-w=$!
-while wait "$c"; s=$?; kill -0 "$c"; do :; done
-kill -9 -"$w" || kill -9 "$w"
+{
+  (
+    exec 6>&1 <&3 >&4 2>&5 3<&- 4>&- 5>&-
+    exec setsid sh -c 'printf "%sp%s\\n" "$0" "$$" >&2; echo "$$" >&6; exec env "$@" 6>&-' "$m" "$@"
+  )
+  echo "$?"
+} | {
+  exec 3<&- 4>&- 5>&-
+  read -r c
+  setsid sh -c 'sleep "$1" || sleep "$2"; kill -USR1 "$4"; kill -9 -"$3" || kill -9 "$3"' \\
+    sh "$t" "$n" "$c" "$$" </dev/null &
+  w=$!
+  read -r s
+  kill -9 -"$w" || kill -9 "$w"
+  exit "${s:-137}"
+}
+s=$?
 kills
 [ "$r" = "$before" ] || s=${s}m
 finish "${x:-$s}"
@@ -104,6 +115,9 @@ fi
 o=$((s - l)); r=$((o % 65536))
 dd bs=65536 skip=$((o / 65536)) <&3 2>/dev/null | head -c $((l + r)) | tail -c +$((r + 1))
 """
+
+# A part that an upload left when it was cut off.
+DISCARD = 'rm -f -- "$1"'
 
 # What was announced as the command's process leads its group, once it has called setsid.
 KILL = 'kill -9 -"$1" || kill -9 "$1"'

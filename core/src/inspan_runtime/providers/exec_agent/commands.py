@@ -11,14 +11,8 @@ from inspan_runtime.providers.exec_agent.lean import TYPE_CHECKING, signal
 
 CHUNK_BYTES = 256 * 1024
 F_GETPIPE_SZ = 1032
-RESET_SIGNALS = (
-    signal.SIGHUP,
-    signal.SIGINT,
-    signal.SIGPIPE,
-    signal.SIGTERM,
-    signal.SIGCHLD,
-    signal.SIGXFSZ,
-)
+# Whatever started the server may have had signals ignored, as a shell does for what it runs behind.
+RESET_SIGNALS = tuple(number for number in range(1, 32) if number not in (signal.SIGKILL, signal.SIGSTOP))
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -214,6 +208,7 @@ def become(argv: list[bytes], env: dict[bytes, bytes], cwd: bytes, stdio: tuple[
             os.dup2(fd, number)
         for one in RESET_SIGNALS:
             signal.signal(one, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.chdir(cwd)
         program = argv[0]
         folders = [b""] if b"/" in program else env.get(b"PATH", b"/usr/bin:/bin").split(b":")
