@@ -2,7 +2,7 @@
 
 In every cell at most one launch takes effect, one collection is completed, one sandbox exists at a time, the
 client gets one response, the close succeeds, and nothing is left. It is counted from outside: by a file that
-the harness's own command writes to the host, by the model's server, by the folders and processes of sandboxes.
+the harness's own command writes to the host, by the model's server, by sandboxes' folders and processes.
 """
 
 from __future__ import annotations

@@ -77,7 +77,8 @@ def test_sigterm_hands_over_and_the_next_server_goes_on(world, bodies):
     assert "handed over 1 sessions, 0 of them running: s" in world.log.read_text()
     assert world.sandboxes() == sandboxes
     world.start()
-    assert [answer.status_code for answer in world.episode()] == [409, 409, 409], "of another episode"
+    assert seed(world, bodies).status_code == 200, "it is answered from the journal"
+    assert world.sandboxes() == sandboxes
     closed = httpx.post(f"{world.url}/v1/agent_sessions/close", json=bodies.close("s", "s"), timeout=60)
     assert (closed.status_code, world.sandboxes()) == (200, set())
     assert metrics(world)["inspan_sessions_recovered_total"] == 1
@@ -124,9 +125,6 @@ def test_a_session_that_cannot_be_released_is_abandoned_by_the_operator(world, b
     """Its sandbox was taken away under the server, so that nothing of it can be proven."""
     seed(world, bodies)
     world.kill()
-    world.config.write_text(
-        world.config.read_text().replace("close_timeout_seconds: 10", "close_timeout_seconds: 1")
-    )
     with closing(sqlite3.connect(world.folder / "state" / "sessions.sqlite")) as database, database:
         rows = database.execute("SELECT session, number, event FROM events ORDER BY number").fetchall()
         last = max(row[1] for row in rows)
