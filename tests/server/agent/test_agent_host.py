@@ -57,7 +57,7 @@ class Installs:
     """Counts installations, which may fail or be held up."""
 
     def __init__(self, failures=0):
-        self.begun = self.under_way = self.most_at_once = self.failed = 0
+        self.begun = self.under_way = self.most_at_once = self.failed = self.begun_at_first_end = 0
         self.failures = failures
         self.opened = anyio.Event()
 
@@ -70,14 +70,16 @@ class Installs:
         self.under_way += 1
         self.most_at_once = max(self.most_at_once, self.under_way)
         try:
+            if self.begun == 1:
+                await self.opened.wait()  # The first is held, so that others come meanwhile.
             if self.failed < self.failures:
                 install.close()
-                await self.opened.wait()
                 self.failed += 1
                 raise InstallError("the disk is full")
             return await install
         finally:
             self.under_way -= 1
+            self.begun_at_first_end = self.begun_at_first_end or self.begun
 
 
 @pytest.fixture
@@ -198,12 +200,21 @@ async def test_a_failing_sandbox_never_falls_back_to_the_host(host, bodies, cook
         assert server.service.host.phases == {} and not server.folder.exists()
 
 
-async def test_calls_that_come_at_once_install_once(host):
+async def test_calls_that_come_at_once_install_once(host, until):
     installs = Installs()
     async with host(plugins=[installs]) as server:
-        answers = await at_once(server, 6)
+        assert (await server.client.get("/healthz")).status_code == 200
+        assert installs.begun == 0  # Nothing is installed before somebody needs it.
+        answers = []
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(collect_answers, server, 6, answers)
+            host_calls = server.service.host
+            await until(lambda: [*host_calls.phases.values()] == ["INSTALLING"] * 6, "six calls that wait")
+            await until(lambda: installs.begun > 0, "the installation")
+            installs.opened.set()
+        assert installs.begun_at_first_end == 1
         assert [answer.status_code for answer in answers] == [200] * 6
-    assert installs.begun == 6
+    assert installs.begun == 6  # The others looked for themselves at what was there by then.
 
 
 async def test_a_failed_installation_is_told_to_all_who_waited_and_tried_again_by_the_next(host, until):
@@ -220,12 +231,6 @@ async def test_a_failed_installation_is_told_to_all_who_waited_and_tried_again_b
         assert (installs.begun, installs.most_at_once) == (1, 1)
         assert (await server.client.post(HOST, json={"input": "again"})).status_code == 200
         assert installs.begun == 2
-
-
-async def at_once(server, count):
-    answers = []
-    await collect_answers(server, count, answers)
-    return answers
 
 
 async def collect_answers(server, count, answers):
