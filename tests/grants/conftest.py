@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response, Stream
 from starlette.routing import Route
 
 import inspan_codex
+import inspan_hermes
 import inspan_pi
 from inspan_core.hookspecs import hookimpl
 from inspan_core.plugins import load_plugins
@@ -29,7 +30,9 @@ from inspan_server.serving import served
 
 KEY = "sk-canary-4711"
 TOKEN = "canary-of-the-grant"
-HARNESSES = {"pi": inspan_pi, "codex": inspan_codex}
+HARNESSES = {"pi": inspan_pi, "codex": inspan_codex, "hermes": inspan_hermes}
+RETRIES = {"pi": 0, "codex": 0, "hermes": 1}
+"""What each calls one try."""
 ACTIVATE = "/ng-rollout/r1/v1/responses"
 
 
@@ -249,7 +252,7 @@ def world(tmp_path):
                 "sandbox_providers": {"box": {"kind": "bubblewrap", "runtime_dir": str(tmp_path / "run")}},
                 "runtime_cache_dir": str(default_cache_dir(os.environ)),
                 "state_dir": str(tmp_path / "state"),
-                "harness_options": {"max_retries": 0, **options},
+                "harness_options": {"max_retries": RETRIES[harness], **options},
             }
             app = create_app(parse_config(config), plugins)
             async with (

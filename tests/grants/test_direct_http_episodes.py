@@ -9,7 +9,7 @@ from inspan_core.hookspecs import hookimpl
 
 pytestmark = [pytest.mark.anyio, pytest.mark.sandbox, pytest.mark.registry, pytest.mark.timeout(300)]
 full = pytest.mark.full
-each_harness = pytest.mark.parametrize("harness", ["pi", "codex"])
+each_harness = pytest.mark.parametrize("harness", ["pi", "codex", "hermes"])
 
 NEEDLES = "sk-canary-471[1]|canary-of-the-gran[t]"
 """The key and the token of the grant, so that the command itself does not hold them."""
@@ -33,7 +33,7 @@ def outputs(response):
     return [item["output"] for item in response["output"] if item["type"] == "function_call_output"]
 
 
-@pytest.mark.parametrize("harness", ["pi", pytest.param("codex", marks=full)])
+@pytest.mark.parametrize("harness", ["pi", *(pytest.param(name, marks=full) for name in ("codex", "hermes"))])
 async def test_an_episode_is_verified_by_the_cookie_that_its_tools_changed(world, harness):
     look = (
         "cat /tmp/inspan/*/* /run/inspan/*/* 2>/dev/null; env; cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline"
@@ -88,7 +88,11 @@ async def test_an_episode_is_verified_by_the_cookie_that_its_tools_changed(world
     names = [
         tool.get("name") or tool["function"]["name"] for tool in w.capture.calls("r1")[0].request["tools"]
     ]
-    expected = {"pi": {"book", "basket", "refuse"}, "codex": {"mcp__hotel_tools"}}[harness]
+    expected = {
+        "pi": {"book", "basket", "refuse"},
+        "hermes": {"book", "basket", "refuse"},
+        "codex": {"mcp__hotel_tools"},
+    }[harness]
     assert expected <= set(names)
 
 
@@ -193,7 +197,10 @@ async def test_a_harness_that_did_not_get_its_tools_is_not_gradable(world, harne
 
 
 REFUSED = [
-    ({"tools": [function("bash"), function("exec_command")]}, "has the name of a built-in tool"),
+    (
+        {"tools": [function("bash"), function("exec_command"), function("terminal")]},
+        "has the name of a built-in tool",
+    ),
     ({"tools": [{"type": "web_search"}]}, "takes functions only"),
     ({"tools": [function("a b")]}, "expected 1 to 64 letters"),
     ({"tools": [function("a"), function("a")]}, "two functions named"),
@@ -231,7 +238,7 @@ MALFORMED = ['{"room": "1', "[]", "null", '{"room": 12}', "x" * 100_000]
 
 
 @full
-@each_harness
+@pytest.mark.parametrize("harness", ["pi", "codex"])
 async def test_malformed_arguments_are_recorded_as_they_are_and_never_run_as_none(world, harness):
     replies = [*(calls(("book", text)) for text in MALFORMED), calls(("basket", {})), SAID]
     async with world(harness, replies) as w:
