@@ -43,7 +43,7 @@ REPORT_LIMIT, COUNT_LIMIT = 256, 4096  # Of each kind: how many are listed, and 
 PORTS_BUDGET_S, FD_LIMIT = 0.1, 512  # Looking for ports: until so much processor time is spent on an ending.
 NETWORKS = {}  # type: dict[str, bytes]  # /proc/net/tcp of each network; to read it takes milliseconds.
 MARK = "INSPAN_RUN"  # In the harness's environment, with a random value: who carries it comes from there.
-RECEIPT_BYTES = 4096  # Reserved on disk before the launch, so that a full disk does not cost the receipt.
+ONE_READ_BYTES = RECEIPT_BYTES = 4096  # The receipt's are reserved before, so that no full disk costs it.
 TICK_S, BLIND_TICK_S = 1.0, 0.02  # Housekeeping; looking for stop.request where the kernel does not tell.
 PAUSE_S, SWATS = 0.005, 100  # Between two whole looks: time for dying, and blows at a relay of forks.
 REFUSED = 125  # Our own failures, as env, timeout and docker have it; 126 and 127: argv could not be run.
@@ -96,7 +96,7 @@ def sleep(seconds: float) -> None:
 
 
 def read_file(path: str | int, limit_bytes: int = 1024 * 1024) -> bytes:
-    with open(path, "rb") as file:
+    with open(path, "rb", 0 if limit_bytes == ONE_READ_BYTES else -1) as file:
         return file.read(limit_bytes)
 
 
@@ -170,7 +170,7 @@ class Process:
 
 def look_up(pid: int) -> Process | None:
     try:
-        return Process(pid, read_file(f"/proc/{pid}/stat"))
+        return Process(pid, read_file(f"/proc/{pid}/stat", ONE_READ_BYTES))
     except (FileNotFoundError, ProcessLookupError):
         return None
     except (OSError, ValueError, IndexError) as error:
@@ -438,7 +438,7 @@ class Run:
 
     def child_pids(self) -> list[int]:
         """Raises OSError where the kernel does not have this file."""
-        return [int(pid) for pid in read_file(f"/proc/self/task/{self.me}/children").split()]
+        return [int(pid) for pid in read_file(f"/proc/self/task/{self.me}/children", -1).split()]
 
     def children(self, table: list[Process]) -> list[Process]:
         return [p for p in table if p.parent == self.me and p.pid != self.leader and p.lives]
