@@ -17,7 +17,7 @@ from inspan_runtime.install_cache import RuntimeCache
 pytestmark = pytest.mark.anyio
 
 KEY = RuntimeKey(harness="tiny", version="1", os="linux", arch="x86_64", libc="musl")
-FILES = 3000
+FILES = 1000
 PROCESS = """
 import sys, anyio
 from pathlib import Path
