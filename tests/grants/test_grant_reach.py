@@ -57,6 +57,22 @@ async def test_a_server_that_works_is_used(sandbox, tool_server, mcp_grant, faul
     assert server.headers["mcp-protocol-version"]
 
 
+@pytest.mark.parametrize(
+    ("url", "reach"),
+    [
+        ("http://127.0.0.1:8080/mcp", ("http://127.0.0.1:8080",)),
+        ("https://localhost/x", ("https://localhost:443",)),
+        ("http://[::1]:5/", ("http://[::1]:5",)),
+        ("http://127.3.2.1", ("http://127.3.2.1:80",)),
+        ("http://127.example.org", ()),
+        ("http://192.0.2.1:80", ()),
+        ("https://tools.example.org", ()),
+    ],
+)
+def test_only_the_hosts_loopback_has_to_be_given(mcp_grant, url, reach):
+    assert loopback_urls([mcp_grant(url), mcp_grant(url, "again")]) == reach
+
+
 BAD = {
     "status 401": "answered initialize with HTTP status 401",
     "status 500": "answered initialize with HTTP status 500",

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib import resources
+from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -27,7 +28,6 @@ OPTIONAL_LIMIT_S = 10.0
 EXEC_MARGIN_S = 20.0
 REPORT_LIMIT_BYTES = 4 * 1024 * 1024
 REASON_LIMIT_CHARS = 500
-LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 DEFAULT_PORTS: Mapping[str, int] = {"http": 80, "https": 443}
 LOADER = (
     "import sys; b = sys.stdin.buffer; "
@@ -63,7 +63,11 @@ def loopback_url(url: str) -> tuple[str, ...]:
     """The URL's server with its port where it is on this host's loopback, else nothing."""
     parts = urlsplit(url)
     host = parts.hostname or ""
-    if host not in LOOPBACK_HOSTS:
+    try:
+        is_loopback = host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return ()
+    if not is_loopback:
         return ()
     try:
         port = parts.port or DEFAULT_PORTS[parts.scheme]
