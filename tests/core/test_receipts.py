@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inspan_core.errors import EvidenceMissing
+from inspan_core.errors import EvidenceMissing, HarnessTerminationError, UsageError
 from inspan_core.receipts import (
     PROCESSES_LIMIT,
     PROCESSES_LIMIT_BYTES,
@@ -71,6 +71,14 @@ def test_a_receipt_that_does_not_fit_is_no_evidence(value):
 def test_bytes_that_are_no_receipt_are_no_evidence(data):
     with pytest.raises(EvidenceMissing, match="malformed"):
         parse_cleanup_receipt(data)
+
+
+def test_unknown_evidence_is_the_infrastructures_failure_and_a_negative_receipt_the_harnesss():
+    with pytest.raises(EvidenceMissing) as caught:
+        parse_cleanup_receipt(b"")
+    assert caught.value.failure_kind == "infrastructure"
+    assert HarnessTerminationError.failure_kind == "harness"
+    assert UsageError.failure_kind == "usage"
 
 
 @given(st.binary(max_size=400))

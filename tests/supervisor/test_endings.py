@@ -102,14 +102,22 @@ def nobody_holds(lifeline):
     return True
 
 
-def test_a_tool_that_still_writes_at_the_stop_has_written_its_last_before_the_receipt(supervised, lifeline):
-    tool = "exec 9> lifeline; while :; do echo x >> log; done"
-    supervised.run(f"for i in 1 2 3; do setsid sh -c '{tool}' & done; wait", grace_s=0.1)
+@pytest.mark.parametrize("ending", ["close", "deadline"])
+def test_who_still_writes_at_the_end_has_written_its_last_before_the_receipt(supervised, lifeline, ending):
+    """The deadline ends harness and tools, not only the wait for them: nothing grows after the receipt."""
+    writer = "exec 9> lifeline; while :; do echo x >> log; done"
+    tools = f"for i in 1 2 3; do setsid sh -c '{writer}' & done"
+    timeout_s = 2 if ending == "deadline" else 60
+    supervised.run(f"{tools}; trap '' TERM; {writer}", grace_s=0.1, timeout_s=timeout_s)
     supervised.wait_file("log")
-    assert not nobody_holds(lifeline)
-    supervised.stop()
-    assert supervised.receipt()["cleanup_confirmed"]
+    if ending == "close":
+        assert not nobody_holds(lifeline)
+        supervised.stop()
+    receipt = supervised.receipt()
+    size = (supervised.work / "log").stat().st_size
+    assert receipt["cleanup_confirmed"] and receipt["timed_out"] is (ending == "deadline")
     assert nobody_holds(lifeline)
+    assert (supervised.work / "log").stat().st_size == size
 
 
 RELAY = """

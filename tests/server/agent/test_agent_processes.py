@@ -7,7 +7,9 @@ import pytest
 
 from inspan_core.errors import ConfigError
 from inspan_core.receipts import ProcessEntry, ProcessesReport
-from inspan_runtime.contents import PROCESSES_TOLD, process_gaps
+from inspan_core.sandbox import ExecResult
+from inspan_runtime.contents import PROCESSES_TOLD, memory_gaps, process_gaps
+from inspan_runtime.room import ExecHandle
 from inspan_server.model.capture import Capture
 from inspan_server.model.gateway import create_gateway
 from inspan_server.model.script import parse_script
@@ -62,6 +64,16 @@ async def test_an_unknown_drain_is_refused_by_name(agent):
     with pytest.raises(ConfigError, match="process_drain"):
         async with agent(process_drain="most"):
             pass
+
+
+@pytest.mark.anyio
+async def test_a_sandbox_that_ran_out_of_memory_is_told():
+    handle = ExecHandle(None, ["true"], timeout_s=1)
+    assert memory_gaps(None) == memory_gaps(handle) == ()
+    handle.result = ExecResult(exit_code=0)
+    assert memory_gaps(handle) == ()
+    handle.result = ExecResult(exit_code=137, out_of_memory=True)
+    assert [gap.code for gap in memory_gaps(handle)] == ["out_of_memory"]
 
 
 def test_of_many_processes_the_gap_tells_some_and_counts_the_rest():
