@@ -10,7 +10,9 @@ import anyio
 import pytest
 
 from inspan_core.harness import RuntimeKey
+from inspan_core.sandbox import SandboxSpec
 from inspan_runtime.install_cache import KEPT_VERSIONS, STALE_BUILD_S, RuntimeCache
+from inspan_runtime.install_shared import shown_in
 
 pytestmark = pytest.mark.anyio
 
@@ -122,3 +124,22 @@ async def test_what_killed_builds_left_goes_after_a_day(cache):
     os.utime(old, (time.time() - STALE_BUILD_S - 60,) * 2)
     cache.prune()
     assert [path.name for path in (cache.root / "build").iterdir()] == ["young"]
+
+
+def test_nobody_else_may_write_to_the_folder_and_nobody_elses_is_used(cache):
+    word = cache.shared.word()
+    cache.shared.folder.chmod(0o777)
+    assert cache.shared.word() == word
+    assert cache.shared.folder.stat().st_mode & 0o777 == 0o755
+
+
+def test_a_folder_of_another_user_is_not_used(cache, monkeypatch):
+    cache.shared.word()
+    if os.geteuid() == 0:
+        os.chown(cache.shared.folder, 1, 1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    with pytest.raises(PermissionError, match="belongs to another user"):
+        cache.shared.word()
+    spec = SandboxSpec(workdir="/app")
+    assert shown_in(spec, cache.shared) is spec

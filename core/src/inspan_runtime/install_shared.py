@@ -21,6 +21,7 @@ import tarfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from errno import EACCES
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ SHARED_PATH = "/opt/inspan/shared"
 """Where a sandbox of ours sees the host's runtimes."""
 
 WORD_FILE = ".inspan-host"
+FOLDER_MODE = 0o755
 FOREVER_S = 1e12
 CHUNK_BYTES = 1024 * 1024
 
@@ -59,10 +61,17 @@ class SharedRuntimes:
         return self.root / "runtimes"
 
     def word(self) -> str:
-        """The word by which a sandbox that sees the folder is known; folder and word are made if needed."""
-        if not self.folder.is_dir():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self.folder.chmod(0o755)
+        """The word by which a sandbox that sees the folder is known; folder and word are made if needed.
+
+        Raises:
+            OSError: They cannot be made, or the folder is another user's.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        status = self.folder.stat()
+        if status.st_uid not in (0, os.geteuid()):
+            raise PermissionError(EACCES, "the folder belongs to another user", str(self.folder))
+        if stat.S_IMODE(status.st_mode) != FOLDER_MODE and status.st_uid == os.geteuid():
+            self.folder.chmod(FOLDER_MODE)
         path = self.folder / WORD_FILE
         if not path.is_file():
             draft = self.folder / f"{WORD_FILE}.{secrets.token_hex(8)}"
