@@ -212,6 +212,8 @@ def test_a_program_that_a_provider_needs_and_that_is_not_there_is_told(write, ca
         ({"harness_options": {"max_turns": -5}}, "harness_options: option 'max_turns' of echo is -5"),
         ({"harness": "pi", "harness_options": {"max_retries": -1}}, "'max_retries' of pi is -1"),
         ({"harness": "codex", "harness_options": {"system_prompt": "x"}}, "'system_prompt' of codex is 'x'"),
+        ({"host": "0.0.0.0"}, "host 0.0.0.0 is reached from other machines"),
+        ({"tls": {"certfile": "/none.pem", "keyfile": "/none.key"}}, "tls: the certificate, its key"),
         ({"num_workers": 4}, "num_workers is 4, must be 1: the state of sessions lives in one process"),
         ({"prot": 1}, "prot is not a known key; did you mean port?"),
         ({"timeout": "${T}"}, "timeout is '${T}', must not hold ${"),

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import yaml
 
-from inspan_core.errors import ConfigError
+from inspan_core.errors import ConfigError, UsageError
 from inspan_core.plugins import load_plugins
 from inspan_runtime.providers import builtin
 from inspan_server.agent.config import AgentConfig
@@ -19,6 +19,7 @@ from inspan_server.agent.config_reading import read_config
 from inspan_server.agent.config_secrets import shown
 from inspan_server.agent.wiring import misfits
 from inspan_server.cli.exit_codes import DONE, USAGE
+from inspan_server.cli.serve import check_exposure, check_tls
 
 
 def check_config(path: str, *, as_json: bool, is_strict: bool) -> int:
@@ -36,7 +37,7 @@ def check_config(path: str, *, as_json: bool, is_strict: bool) -> int:
         errors, warnings = (str(error),), ()
     else:
         plugins = load_plugins([builtin])
-        errors = misfits(config, plugins)
+        errors = (*misfits(config, plugins), *_unservable(config))
         broken = (f"a plugin is broken: {each}" for each in plugins.problems)
         warnings = (*warnings_of(config), *(() if errors else lacking_programs(config)), *broken)
     if as_json:
@@ -52,6 +53,17 @@ def check_config(path: str, *, as_json: bool, is_strict: bool) -> int:
         if not errors:
             print(f"{path} can be served")
     return USAGE if errors or (is_strict and warnings) else DONE
+
+
+def _unservable(config: AgentConfig) -> list[str]:
+    """What `inspan serve` would refuse before it listens."""
+    found = []
+    for check in (lambda: check_exposure(config, config.host), lambda: check_tls(config)):
+        try:
+            check()
+        except UsageError as error:
+            found.append(str(error))
+    return found
 
 
 def show_config(path: str, *, as_json: bool) -> int:
