@@ -262,8 +262,8 @@ class AgentRun:
         version = importlib.import_module("hermes_cli").__version__
         home = str(importlib.import_module("hermes_constants").get_hermes_home())
         tools = sorted(agent.valid_tool_names)
-        served = [name for name in tools if name.startswith("mcp__")]
         functions = [tool["name"] for tool in (order["tool_bridge"] or {"tools": []})["tools"]]
+        served = [name for name in tools if name.startswith("mcp__") and name not in functions]
         facts = [
             ("version", version, order["version"]),
             ("HERMES_HOME", home, order["env"]["HERMES_HOME"]),
