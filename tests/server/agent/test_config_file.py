@@ -108,6 +108,11 @@ def test_a_key_that_is_given_twice_is_named_with_its_lines(write, text, message)
         read_config(write(text), {})
 
 
+def test_an_alias_of_itself_is_no_configuration(write):
+    with pytest.raises(ConfigError, match="an alias refers to what it stands in"):
+        read_config(write("harness: &me [*me]\n"), {})
+
+
 def test_merged_mappings_may_be_overridden(write):
     text = """
     harness: echo

@@ -50,6 +50,8 @@ def read_config(path: Path, environ: Mapping[str, str] = os.environ) -> AgentCon
         filled = fill_in(value, environ)
     except Faults as error:
         raise _error(str(path), error) from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: an alias refers to what it stands in") from error
     return parse_config(filled, name=str(path))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,8 @@ def check_config(path: str, *, as_json: bool, is_strict: bool) -> int:
 
 def _unservable(config: AgentConfig) -> list[str]:
     """What `inspan serve` would refuse before it listens."""
-    found = []
-    for check in (lambda: check_exposure(config, config.host), lambda: check_tls(config)):
+    found: list[str] = []
+    for check in (partial(check_exposure, config, config.host), partial(check_tls, config)):
         try:
             check()
         except UsageError as error:
