@@ -28,7 +28,7 @@ from inspan_runtime.testing.sandbox_check_support import (
 )
 
 HUNGRY = "head -c 200000000 /dev/zero | tail -c 190000000 | wc -c"
-MANY_PROCESSES = "for n in 1 2 3 4 5 6 7 8; do for m in 1 2 3 4 5 6 7 8; do sleep 5 & done; done; wait"
+MANY_PROCESSES = "for n in 1 2 3 4 5 6 7 8; do for m in 1 2 3 4 5 6 7 8; do sleep 2 & done; done; wait"
 BURN = "n=0; while [ $n -lt 200000 ]; do n=$((n + 1)); done"
 # Whatever the sandbox has to connect with: the address's answer, or nothing.
 GREET = """
