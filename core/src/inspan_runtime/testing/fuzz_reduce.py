@@ -58,7 +58,8 @@ def _shorter(scenario: Scenario) -> Iterator[Scenario]:
     """One surprise fewer."""
     for name in ("visits", "faults", "kills"):
         for rest in _without_one(getattr(scenario, name)):
-            yield attrs.evolve(scenario, **{name: rest})
+            shorter: dict[str, Any] = {name: rest}
+            yield attrs.evolve(scenario, **shorter)
     if scenario.schedule.shuffle:
         yield attrs.evolve(scenario, schedule=Schedule())
     for rest in _without_one(scenario.schedule.delays):
