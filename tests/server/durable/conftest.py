@@ -9,13 +9,17 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
+import anyio
 import anyio.from_thread
 import httpx
 import pytest
 import yaml
 
+from inspan_runtime.providers.bubblewrap import BubblewrapProvider
+from inspan_runtime.providers.local import LocalProvider
 from inspan_server.model.capture import Capture
 from inspan_server.model.gateway import create_gateway
 from inspan_server.model.script import parse_script
@@ -199,6 +203,22 @@ def worlds(tmp_path, model):
     yield start
     for world in made:
         world.end(signal.SIGINT)
+        # A server that was killed left its sandboxes to the next one: here nobody comes.
+        anyio.run(stop_all, world)
+        until(partial(nothing_runs, world), "the end of all processes of sandboxes")
+
+
+def nothing_runs(world):
+    return world.processes() == []
+
+
+async def stop_all(world):
+    for kind in (LocalProvider, BubblewrapProvider):
+        provider = kind({"runtime_dir": str(world.folder / "run")})
+        with anyio.fail_after(30):
+            for descriptor in await provider.list({}):
+                await (await provider.connect(descriptor)).stop()
+            await provider.aclose()
 
 
 @pytest.fixture

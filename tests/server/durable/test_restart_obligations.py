@@ -29,7 +29,22 @@ from inspan_core.effects import (
     StopSandbox,
     TakeSlot,
 )
-from inspan_core.events import ActivateRequested, CloseRequested, Cookie, Path, Restarted, SeedRequested
+from inspan_core.events import (
+    ActivateRequested,
+    CloseRequested,
+    Collected,
+    Cookie,
+    ExecReturned,
+    Installed,
+    Parsed,
+    Path,
+    Restarted,
+    SandboxReady,
+    SeedRequested,
+    SlotGranted,
+    Staged,
+    TerminationConfirmed,
+)
 from inspan_core.journal import decode_event, encode_event
 from inspan_core.machine import fold, new_session, step
 from inspan_core.session import Evidence, Phase, SandboxFact
@@ -39,6 +54,10 @@ from inspan_core.testing.moves import variants
 SILENT = frozenset({Phase.NEW, Phase.READY, Phase.FINISHED})
 RETAINED = frozenset({Phase.CLOSED, Phase.FENCED})
 STEPS = 24
+GOOD = frozenset(
+    {SandboxReady, Installed, SlotGranted, Staged, ExecReturned, TerminationConfirmed, Collected, Parsed}
+)
+"""Deep places lie behind many good answers."""
 
 
 def requests(at, owned):
@@ -64,7 +83,8 @@ def story(seed):
             choices = left[:1] if chance.random() < 0.8 else left
         if not choices:
             break
-        event = chance.choice(choices)
+        good = [each for each in choices if type(each) in GOOD]
+        event = chance.choice(good if good and chance.random() < 0.8 else choices)
         after, effects = step(session, event)
         if isinstance(event, SeedRequested | ActivateRequested | CloseRequested):
             asked.append(type(event))

@@ -32,6 +32,7 @@ from inspan_server.agent.config_reading import read_config
 from inspan_server.agent.guard import is_loopback
 from inspan_server.agent.logs import LogFormat, set_up_logging
 from inspan_server.agent.state_files import ADDRESS_FILE
+from inspan_server.collector import tune_collector
 
 DONE, UNCLOSED, INFRASTRUCTURE = 0, 1, 3
 BACKLOG = 1024
@@ -85,6 +86,7 @@ def serve(
         return INFRASTRUCTURE
     if config.state_dir is None:
         log.warning("state_dir is null: there is no journal, and sessions end with this process")
+    tune_collector()
     with listener:
         return anyio.run(_run, app, config, listener)
 
