@@ -17,6 +17,7 @@ ALLOWED = {
     "inspan_supervisor": set(),
     "inspan_server": {
         "inspan_core", "inspan_runtime", "anyio", "attrs", "starlette", "hypercorn", "httpx", "yaml",
+        "prometheus_client",
     },
 }  # fmt: skip
 """Beyond the standard library and the package itself; the longest prefix counts."""
