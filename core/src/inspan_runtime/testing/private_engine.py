@@ -95,6 +95,8 @@ def private_docker(hidden: str | None = None) -> Iterator[PrivateEngine]:
     if hidden is not None:
         hide = 'mount -t tmpfs none "$0" && exec "$@"'
         argv = ["unshare", "--mount", "--propagation", "private", "sh", "-c", hide, hidden, *argv]
+    if shutil.which("setpriv") is not None:  # A test process that is killed must not leave its daemon behind.
+        argv = ["setpriv", "--pdeathsig", "TERM", "--", *argv]
     engine = PrivateEngine("docker", ("--host", f"unix://{folder}/sock"))
     with open(f"{folder}/log", "wb") as log:
         daemon = subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True)
