@@ -41,7 +41,7 @@ COMMAND_LIMIT_BYTES = 4 * 1024 * 1024
 OUTPUT_LIMIT_BYTES, OUTPUT_TAIL_BYTES = 64 * 1024 * 1024, 256 * 1024
 REPORT_LIMIT, COUNT_LIMIT = 256, 4096  # Of each kind: how many are listed, and how many more are counted.
 PORTS_BUDGET_S, FD_LIMIT = 0.1, 512  # Looking for ports: until so much processor time is spent on an ending.
-NETWORKS = {}  # type: dict[str, bytes]  # /proc/net/tcp of each network; to read it takes milliseconds.
+NETWORKS = {}  # type: dict[str, dict[str, int]]  # Ports by socket in each network: reading takes long.
 MARK = "INSPAN_RUN"  # In the harness's environment, with a random value: who carries it comes from there.
 ONE_READ_BYTES = RECEIPT_BYTES = 4096  # The receipt's are reserved before, so that no full disk costs it.
 TICK_S, BLIND_TICK_S = 1.0, 0.02  # Housekeeping; looking for stop.request where the kernel does not tell.
@@ -79,8 +79,7 @@ def hide() -> None:
     with open("/proc/self/stat", "rb") as stat, open("/proc/self/mem", "r+b", buffering=0) as memory:
         fields = stat.read().rpartition(b")")[2].split()
         start, end = int(fields[45]), int(fields[48])  # arg_start, env_end: one piece of the stack
-        memory.seek(start)
-        memory.write(NAME.ljust(end - start, b"\0"))
+        os.pwrite(memory.fileno(), NAME.ljust(end - start, b"\0"), start)
 
 
 def set_signals(action: object, blocked: tuple[int, ...]) -> None:
@@ -201,16 +200,17 @@ def listening_ports(pid: int) -> list[int] | None:
     try:
         with os.scandir(f"/proc/{pid}/fd") as fds:
             held = {attempt(OSError, os.readlink, fd.path) for fd in islice(fds, FD_LIMIT)}
+        if not any(str(name).startswith("socket:") for name in held):
+            return [] if held else None  # A process without any file is a dead one.
         network = os.readlink(f"/proc/{pid}/ns/net")
-        if network not in NETWORKS and any(str(name).startswith("socket:") for name in held):
+        if network not in NETWORKS:
             ipv6 = attempt(OSError, read_file, f"/proc/{pid}/net/tcp6") or b""
-            NETWORKS[network] = read_file(f"/proc/{pid}/net/tcp") + ipv6
+            lines = (read_file(f"/proc/{pid}/net/tcp") + ipv6).splitlines()
+            rows = [line.split() for line in lines if b" 0A " in line]  # TCP_LISTEN
+            NETWORKS[network] = {"socket:[%d]" % int(row[9]): int(row[1][-4:], 16) for row in rows if row[9:]}
     except OSError:
         return None
-    rows = map(bytes.split, NETWORKS.get(network, b"").splitlines())
-    sockets = [row for row in rows if len(row) > 9 and row[3] == b"0A"]
-    ports = {int(row[1][-4:], 16) for row in sockets if f"socket:[{row[9].decode()}]" in held}
-    return sorted(ports) if held else None  # A process without any file is a dead one.
+    return sorted({port for name, port in NETWORKS[network].items() if name in held})
 
 
 def kill(process: Process) -> None:
