@@ -98,7 +98,7 @@ def claim(folder: Path, sandbox_id: str, meta: Mapping[str, Any]) -> tuple[Path,
 
 def add_holder(path: Path) -> None:
     """Note that this process has to do with a sandbox."""
-    line = f"{os.getpid()} {_started(os.getpid())}\n".encode()
+    line = f"{os.getpid()} {_started(os.getpid())} {_numbering()}\n".encode()
     try:
         fd = os.open(path / "holders", os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except (FileNotFoundError, NotADirectoryError):  # It is gone.
@@ -111,14 +111,23 @@ def add_holder(path: Path) -> None:
 
 
 def living_holders(path: Path) -> list[int]:
-    """Return the processes that live of those that created a sandbox or connected to it."""
+    """Return the processes that live of those that created a sandbox or connected to it.
+
+    One of another pid namespace (a server in a container) cannot be asked after, and counts as living.
+    """
     try:
         with open(path / "holders", encoding="ascii", errors="replace") as file:
             rows = [line.split() for line in file.read(HOLDERS_LIMIT_BYTES).splitlines()]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    pairs = {(int(row[0]), row[1]) for row in rows if len(row) == 2 and row[0].isdigit()}
-    return sorted(pid for pid, started in pairs if _started(pid) == started)
+    own = _numbering()
+    found = {(int(row[0]), row[1], row[2]) for row in rows if len(row) == 3 and row[0].isdigit()}
+    return sorted(pid for pid, started, numbering in found if numbering != own or _started(pid) == started)
+
+
+def _numbering() -> str:
+    """Return the pid namespace of this process: numbers of another one mean others."""
+    return os.readlink("/proc/self/ns/pid")
 
 
 def _started(pid: int) -> str:

@@ -77,7 +77,7 @@ def reap(
     left = [
         one
         for one in found
-        if not one[2].holders
+        if not (one[2].holders and one[2].descriptor is not None)  # Without a keeper nobody has it any more.
         and labels.items() <= one[2].labels.items()
         and (one[2].age_s is None or one[2].age_s >= older_than_s)
     ]
