@@ -117,7 +117,7 @@ async def build(folder: BuildFolder, key: RuntimeKey, interpreter: Interpreter) 
         raise InstallError(f"hermes-agent {HERMES_VERSION} has no run_agent.py: not the pinned package")
     # Scripts whose first line names an interpreter of this host.
     shutil.rmtree(site / "bin", ignore_errors=True)
-    python = _same_python(interpreter.minor)
+    python = await _same_python(folder, interpreter.minor)
     if python is not None:
         # Compiling costs seconds at each start; by content, since the archive's times mean nothing.
         await folder.run(
@@ -128,11 +128,20 @@ async def build(folder: BuildFolder, key: RuntimeKey, interpreter: Interpreter) 
         )
 
 
-def _same_python(minor: str) -> str | None:
+async def _same_python(folder: BuildFolder, minor: str) -> str | None:
     """An interpreter of this host that compiles for `minor`; without one the sandbox compiles."""
     if minor == f"{sys.version_info[0]}.{sys.version_info[1]}":
         return sys.executable
-    return shutil.which(f"python{minor}")
+    found = shutil.which(f"python{minor}")
+    if found is None:
+        return None
+    check = f"import sys; sys.exit('%d.%d' % sys.version_info[:2] != {minor!r})"
+    try:
+        await folder.run([found, "-I", "-S", "-c", check], cwd=folder.path, env={}, timeout_s=60.0)
+    except InstallError:
+        # A version manager's shim, for example, that has no such version switched on.
+        return None
+    return found
 
 
 def _version(text: str) -> tuple[int, ...]:
