@@ -6,7 +6,7 @@ from attrs import evolve, frozen
 from inspan_core.receipts import CleanupReceipt
 
 from .bench import Budgets, SetupFailed, Violation, alone
-from .rules import BEHAVIOURS, KINDS, NATURAL, expected
+from .rules import BEHAVIOURS, KINDS, expected
 
 LINGER_GRACE_S = 0.8  # Room for the handler of the one that forks on SIGTERM; all of it is waited for.
 FIRST_DEADLINE_S = 0.6
@@ -140,7 +140,7 @@ def differences_of_report(outcome, seen):
         for entry in entries:
             identity = (entry["pid"], entry["start_ticks"])
             name = by_identity.get(identity)
-            if name is None and (kind != "killed" or outcome.ending == NATURAL):
+            if name is None and not (kind == "killed" and outcome.drains):
                 yield f"{kind} lists somebody unknown: {entry}"
             elif name is not None:
                 stands.setdefault(name, set()).add(kind)

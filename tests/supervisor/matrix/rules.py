@@ -122,13 +122,14 @@ CELLS = tuple(cell for cell in ALL if excluded_because(cell) is None)
 class Outcome:
     """One allowed way in which a cell may end: everything that is seen has to tell of this one.
 
-    `lives` are the names of the survivors; `listed` says in which lists of the report a name may stand: in
-    exactly one of them.
+    `drains`: others may be killed than those that were known before. `lives` are the names of the survivors.
+    `listed` says in which lists of the report a name may stand, in exactly one of them.
     """
 
     ending: str
     return_codes: frozenset[int]
     timed_out: bool
+    drains: bool
     lives: frozenset[str]
     listed: dict[str, frozenset[str]]
 
@@ -157,6 +158,7 @@ def outcome(cell: Cell, ending: str, return_codes: set[int]) -> Outcome:
         ending=ending,
         return_codes=frozenset(return_codes),
         timed_out=cell.ending.name == "deadline",
+        drains=ending == FORCED or cell.drain == EVERYBODY,
         lives=lives,
         listed={name: listing(process, processes, ending, lives) for name, process in processes.items()},
     )
