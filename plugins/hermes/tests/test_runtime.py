@@ -9,11 +9,12 @@ from importlib import resources
 
 import pytest
 
-from inspan_core.errors import InstallError, UnsupportedTarget
+from inspan_core.errors import UnsupportedTarget
 from inspan_core.harness import Target
 from inspan_hermes.declaration import HERMES_VERSION
 from inspan_hermes.interpreter import SCRIPT, Interpreter, read_interpreter
 from inspan_hermes.runtime import _same_python, runtime_key
+from inspan_runtime.install_build import HostBuildFolder
 
 
 @pytest.fixture
@@ -96,28 +97,16 @@ def test_every_package_is_pinned_by_version_and_digest():
     assert (names["hermes-agent"], "mcp" in names, len(names)) == (HERMES_VERSION, True, 70)
 
 
-class Folder:
-    """A build folder whose commands end as told."""
-
-    path = "/"
-
-    def __init__(self, fault=None):
-        self.fault = fault
-
-    async def run(self, argv, **how):
-        if self.fault is not None:
-            raise self.fault
-        return ""
-
-
 @pytest.mark.anyio
 async def test_what_compiles_is_an_interpreter_of_that_very_version(tmp_path, monkeypatch):
     own = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    assert await _same_python(Folder(), own) == sys.executable
+    (tmp_path / "build").mkdir()
+    folder = HostBuildFolder(tmp_path / "build", client_env={"PATH": "/usr/bin:/bin"})
+    assert await _same_python(folder, own) == sys.executable
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert await _same_python(Folder(), "3.99") is None
-    shim = tmp_path / "python3.99"
-    shim.write_text("#!/bin/sh\n")
-    shim.chmod(0o755)
-    assert await _same_python(Folder(), "3.99") == str(shim)
-    assert await _same_python(Folder(InstallError("no such version is switched on")), "3.99") is None
+    assert await _same_python(folder, "3.99") is None
+    candidate = tmp_path / "python3.99"
+    for code, found in ((0, str(candidate)), (127, None)):
+        candidate.write_text(f"#!/bin/sh\nexit {code}\n")
+        candidate.chmod(0o755)
+        assert await _same_python(folder, "3.99") == found
