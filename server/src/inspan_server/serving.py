@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import socket
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib import import_module
 from typing import Any
 
 import anyio
-from hypercorn.asyncio import serve
 from hypercorn.config import Config
 
 LOOPBACK = "127.0.0.1"
@@ -44,7 +45,7 @@ async def served(
         config = _config(listener, graceful_timeout_s, shutdown_timeout_s)
         failure: Exception | None = None
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_serve, app, config, stopping)
+            tasks.start_soon(serve_until, app, config, stopping)
             try:
                 yield f"http://{LOOPBACK}:{bound_port}"
             except Exception as error:
@@ -67,7 +68,20 @@ def _config(listener: socket.socket, graceful_timeout_s: float, shutdown_timeout
     return config
 
 
-async def _serve(app: Any, config: Config, stopping: anyio.Event) -> None:
-    # Cancelling whoever serves must not skip the application's own shutdown.
+async def serve_until(app: Any, config: Config, stopping: anyio.Event) -> None:
+    """Serve with Hypercorn on the event loop that runs, asyncio's or trio's.
+
+    Args:
+        app: The application.
+        config: See Hypercorn.
+        stopping: Ends it once it is set; being cancelled does not skip the application's own shutdown.
+    """
+    worker: Any = import_module("hypercorn.trio" if _in_trio() else "hypercorn.asyncio")
     with anyio.CancelScope(shield=True):
-        await serve(app, config, shutdown_trigger=stopping.wait)
+        await worker.serve(app, config, shutdown_trigger=stopping.wait)
+
+
+def _in_trio() -> bool:
+    # Whoever runs on it has imported it; nobody else needs to have it.
+    trio: Any = sys.modules.get("trio")
+    return trio is not None and bool(trio.lowlevel.in_trio_run())
