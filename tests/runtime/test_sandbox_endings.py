@@ -253,3 +253,13 @@ def test_words_are_few_and_of_the_newest(tmp_path):
     kept = list((tmp_path / "ended").iterdir())
     assert len(kept) == KEPT and not (tmp_path / "ended/inspan-0").exists()
     assert {path.stat().st_size for path in kept} == {2000}
+
+
+async def test_key_of_a_sandbox_that_died_is_free_at_once(provider, make_spec):
+    """Its keeper may still be clearing up: nobody gets the dead one."""
+    spec = make_spec()
+    for _ in range(5):
+        sandbox = await provider.create(spec, key="k")
+        os.kill(child_of(keeper_of(sandbox)), signal.SIGKILL)
+        async with opened(provider, lambda: spec, key="k") as again:
+            assert await out(again, "echo on") == b"on\n"

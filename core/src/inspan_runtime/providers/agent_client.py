@@ -132,6 +132,7 @@ async def _connect(state: Path, name: str, what: str) -> SocketStream:
     try:
         return await anyio.connect_unix(f"/proc/self/fd/{folder}/{name}")
     except (FileNotFoundError, ConnectionRefusedError) as error:
+        await _is_gone(state)  # Its keeper is about to say why.
         raise SandboxGone(f"{what}: the sandbox no longer exists{ending_of(state)}") from error
     finally:
         os.close(folder)

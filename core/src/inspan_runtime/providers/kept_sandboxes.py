@@ -24,6 +24,7 @@ from inspan_runtime.providers.interpreter import Interpreter
 from inspan_runtime.providers.kept_sandbox import KeptSandbox, stop_kept
 
 POLL_S = 0.005
+ANSWER_LIMIT_S = 10.0
 
 __all__ = ["KeeperRefused", "KeptSandboxes", "Plan"]
 
@@ -103,8 +104,10 @@ class KeptSandboxes:
         while await anyio.to_thread.run_sync(state_folder.is_held, state):
             meta = state_folder.read_meta(state)
             if meta is not None and (state / "ready").exists():
-                await anyio.to_thread.run_sync(state_folder.add_holder, state)
-                return KeptSandbox(meta["descriptor"], self.sweep)
+                sandbox = KeptSandbox(meta["descriptor"], self.sweep)
+                if await _answers(sandbox):
+                    await anyio.to_thread.run_sync(state_folder.add_holder, state)
+                    return sandbox
             await anyio.sleep(POLL_S)
         await anyio.to_thread.run_sync(self.sweep, state)
         return None
@@ -195,3 +198,16 @@ class KeptSandboxes:
             if meta is not None and (state / "ready").exists() and labels.items() <= meta["labels"].items():
                 found.append(meta["descriptor"])
         return found
+
+
+async def _answers(sandbox: KeptSandbox) -> bool:
+    """Whether a sandbox is more than its keeper, which may not have seen yet that it died."""
+    if sandbox.descriptor.get("agent") is False:
+        return True
+    try:
+        await sandbox.ping(timeout_s=ANSWER_LIMIT_S)
+    except SandboxGone:
+        return False
+    except SandboxTransportError:  # It is there, and slow.
+        return True
+    return True

@@ -129,7 +129,7 @@ class EngineKeeper(Keeper):
 
     def _agent_end(self) -> str:
         """Ask the engine: it remembers for a while how a container ended that it has removed."""
-        which = [f"--filter=container={self._orders['name']}", "--filter=event=die", "--filter=event=oom"]
+        which = [f"--filter=container={self._orders['name']}", "--filter=event=die", "--filter=event=died"]
         deadline = time.monotonic() + DIED_LIMIT_S
         while True:
             span = [f"--since={self._began:.0f}", f"--until={time.time():.3f}"]

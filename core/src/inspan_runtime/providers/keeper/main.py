@@ -212,12 +212,20 @@ class Keeper:
         self._child_status = status
         self._on_agent_gone()
 
-    def _dies(self, cause: str) -> None:
+    def _retire(self) -> None:
+        """From now on nobody takes it for a sandbox: not who asks by its key, not who lists."""
         self._dead = True
+        try:
+            os.unlink("ready")
+        except FileNotFoundError:
+            pass
+
+    def _dies(self, cause: str) -> None:
+        self._retire()
         self._cause = self._cause or cause
 
     def _on_agent_gone(self, *_: object) -> None:
-        self._dead = True
+        self._retire()
         if self._cause is None:
             words = self._last_words()
             self._cause = "; ".join(filter(None, (f"it ended by itself: {self._agent_end()}", words)))
