@@ -87,8 +87,8 @@ def measure(at: Server, sessions: int, clients: int) -> tuple[Load, float]:
 
 
 def throughput(sessions: int, folder: Path) -> None:
-    columns = f"{'clients':>8}{'sessions/s':>12}{'x Gym':>7}{'p50 ms':>9}{'p99 ms':>9}{'CPU ms':>9}{'x Gym':>7}"
-    print(f"{'':24}{columns}")
+    names = f"{'clients':>8}{'sessions/s':>12}{'x Gym':>7}{'p50 ms':>9}{'p99 ms':>9}"
+    print(f"{'':24}{names}{'CPU ms':>9}{'x Gym':>7}")
     cases = [
         ("inspan, journal", "agent_load/agent_process.py", ("0", str(folder / "fast"))),
         ("inspan, no journal", "agent_load/agent_process.py", ("0",)),
