@@ -23,9 +23,11 @@ demo: setup
 	@$(BIN)/inspan demo $(DEMO)
 
 test: setup
+	@.ci/test-programs
 	@$(BIN)/python -m pytest -m "not full" $(TESTS)
 
 test-full: setup
+	@.ci/test-programs
 	@$(BIN)/python -m pytest $(TESTS)
 
 lint: setup
