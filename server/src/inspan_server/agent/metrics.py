@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter as Counts
 from collections.abc import Iterator
+from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -54,6 +55,8 @@ class AgentMetrics:
         self._gaps = Counter(
             "inspan_gaps", "Gaps in the observations of closed sessions.", ("code",), registry=self.registry
         )
+        # Looked up once: labels are dear, and there are a dozen orders to a session.
+        self._observers = {kind.__name__: self._steps.labels(kind.__name__).observe for kind in ORDER_TYPES}
         self._under_way: dict[str, tuple[int, str, float]] = {}
         self.registry.register(_Now(service))
         self._abandoned.inc(service.abandoned_before)
@@ -67,7 +70,7 @@ class AgentMetrics:
         if kind in _ANSWERS:
             number, step, began_at = self._under_way.pop(after.name, (0, "", 0.0))
             if number == event.order:  # type: ignore[union-attr]  # answers have one
-                self._steps.labels(step).observe(max(event.at - began_at, 0.0))
+                self._observers[step](max(event.at - began_at, 0.0))
         for effect in effects:
             if type(effect) in _ORDERS:
                 self._under_way[after.name] = (effect.number, type(effect).__name__, event.at)  # type: ignore[union-attr]
@@ -129,7 +132,7 @@ class CountRequests:
 
     def __init__(self, app: ASGIApp, metrics: AgentMetrics) -> None:
         self._app = app
-        self._requests = metrics.requests
+        self._count = cache(lambda what, status: metrics.requests.labels(what, status).inc)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See the ASGI specification."""
@@ -140,7 +143,7 @@ class CountRequests:
 
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._requests.labels(what, message["status"]).inc()
+                self._count(what, message["status"])()
             await send(message)
 
         await self._app(scope, receive, counted)
