@@ -7,7 +7,7 @@ import sqlite3
 import subprocess
 from contextlib import closing
 
-import anyio
+import anyio.lowlevel
 import httpx
 import pytest
 
@@ -69,6 +69,9 @@ class Box:
         pass
 
     async def stop(self):
+        if self.shelf.failing_stops:
+            self.shelf.failing_stops -= 1
+            raise SandboxTransportError("the stop was not confirmed")
         self.shelf.boxes.pop(self.sandbox_id, None)
 
 
@@ -78,6 +81,7 @@ class Shelf:
     name = "shelf"
 
     def __init__(self):
+        self.made, self.slow, self.failing_stops, self.gate = [], set(), 0, anyio.Event()
         self.boxes, self.hanging, self.mixed, self._facts = {}, set(), [], {}
 
     def facts(self, argv):
@@ -95,6 +99,9 @@ class Shelf:
         await anyio.lowlevel.checkpoint()
 
     async def create(self, spec, *, key, timeout_s=60.0):
+        self.made.append(key)
+        if key.split(".")[0] in self.slow:
+            await self.gate.wait()
         self.boxes[key] = Box(self, key)
         return self.boxes[key]
 
@@ -248,3 +255,68 @@ async def test_a_recovered_sandbox_that_hangs_holds_up_nobody_else(app, shelf, b
         closed = await http.post(f"{url}/v1/agent_sessions/close", json=bodies.close("other", "r2"))
         assert closed.status_code == 200
         shelf.hanging.clear()
+
+
+@pytest.mark.parametrize("let_go", ["before the close", "after the close"])
+async def test_a_create_in_flight_is_joined_by_close_and_its_sandbox_stopped(app, shelf, bodies, let_go):
+    """The creation is the session's: whoever goes away or closes, its one sandbox does not outlive it."""
+    shelf.slow.add("slow")
+    async with served(app(), graceful_timeout_s=1) as url, httpx.AsyncClient(timeout=30) as http:
+        with anyio.move_on_after(0.2):  # The client gives up in the middle of the creation.
+            await http.post(f"{url}/v1/agent_sessions", json=bodies.seed("slow", "r1"))
+        assert len(shelf.made) == 1 and not shelf.boxes
+        if let_go == "before the close":
+            shelf.gate.set()
+        async with anyio.create_task_group() as tasks:
+            answers = []
+
+            async def close():
+                answers.append(
+                    await http.post(f"{url}/v1/agent_sessions/close", json=bodies.close("slow", "r1"))
+                )
+
+            tasks.start_soon(close)
+            await anyio.lowlevel.checkpoint()
+            shelf.gate.set()
+        assert answers[0].status_code == 200
+        assert len(shelf.made) == 1 and not shelf.boxes
+
+
+async def test_a_creation_that_hangs_is_nobody_elses(app, shelf, bodies):
+    """Only its own session waits for it."""
+    shelf.slow.add("slow")
+    async with served(app(), graceful_timeout_s=1) as url, httpx.AsyncClient(timeout=30) as http:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(
+                lambda: http.post(f"{url}/v1/agent_sessions", json=bodies.seed("slow", "r1"), timeout=60)
+            )
+            async with httpx.AsyncClient(timeout=30) as other:
+                seeded = await other.post(f"{url}/v1/agent_sessions", json=bodies.seed("quick", "r2"))
+                closed = await other.post(f"{url}/v1/agent_sessions/close", json=bodies.close("quick", "r2"))
+            assert (seeded.status_code, closed.status_code) == (200, 200)
+            shelf.gate.set()
+
+
+async def test_a_failing_teardown_never_replaces_a_finished_result(app, shelf, bodies):
+    """The result comes first and is kept; the release is apart, and tried again."""
+    async with served(app(), graceful_timeout_s=1) as url, httpx.AsyncClient(timeout=30) as http:
+        await http.post(f"{url}/v1/agent_sessions", json=bodies.seed("s", "r1"))
+        path = f"{url}/ng-rollout/r1/v1/responses"
+        first = await http.post(path, json={"input": "once"})
+        shelf.failing_stops = 1
+        failed = await http.post(f"{url}/v1/agent_sessions/close", json=bodies.close("s", "r1"))
+        assert (first.status_code, failed.status_code) == (200, 503)
+        closed = await http.post(f"{url}/v1/agent_sessions/close", json=bodies.close("s", "r1"))
+        assert closed.status_code == 200 and not shelf.boxes
+        assert closed.json()["agent_observations"]["source"] == "once"
+        assert closed.json()["agent_observations"]["gaps"] == []
+
+
+async def test_names_never_collide(app, shelf, bodies):
+    """Sandboxes of the same session, made one after the other, and of others at the same moment."""
+    for _ in range(3):
+        async with served(app(), graceful_timeout_s=1) as url, httpx.AsyncClient(timeout=30) as http:
+            for name in ("a", "b"):
+                http.cookies.clear()
+                await http.post(f"{url}/v1/agent_sessions", json=bodies.seed(name, name))
+    assert len(shelf.made) == len(set(shelf.made)) == 6
