@@ -28,11 +28,16 @@ from inspan_server.serving import served
 SERVER = Path(__file__).with_name("dying_server.py")
 EPISODE = {"rollout_id": "r", "attempt": 0}
 DEADLINE_S = 60.0
+WAITS = "echo launched >> /counts/launches; while [ ! -e /counts/go ]; do sleep 0.05; done"
 SCRIPT = {
+    "waits": [
+        {"tool_calls": [{"name": "shell", "arguments": {"command": WAITS}}]},
+        {"content": "it is done"},
+    ],
     "*": [
         {"tool_calls": [{"name": "shell", "arguments": {"command": "echo launched >> /counts/launches"}}]},
         {"content": "it is done"},
-    ]
+    ],
 }
 
 
