@@ -9,6 +9,9 @@ from inspan_core.errors import SandboxError, UsageError
 from inspan_core.sandbox import ExecResult, Sandbox
 
 OUTPUT_LIMIT_BYTES = 4096
+SHELLS = (("sh",), ("/bin/sh",), ("bash",), ("dash",), ("busybox", "sh"))
+NOT_RUN = (126, 127)
+"""Exit codes of a program that is missing or cannot be run."""
 
 
 async def run_shell(
@@ -19,16 +22,19 @@ async def run_shell(
     stdin: bytes = b"",
     cwd: str | None = None,
 ) -> ExecResult:
-    """Run the PATH's ``sh``; where that fails, the system's: a task may have put another in front of it."""
-    for shell in ("sh", "/bin/sh"):
+    """Run the PATH's ``sh``; where that fails, the system's: a task may have put another in front of it.
+
+    Where a task has removed both, any other shell will do.
+    """
+    for position, shell in enumerate(SHELLS):
         result = await sandbox.exec(
-            [shell, *arguments],
+            [*shell, *arguments],
             stdin=stdin,
             cwd=cwd,
             timeout_s=timeout_s,
             output_limit_bytes=OUTPUT_LIMIT_BYTES,
         )
-        if result.exit_code == 0:
+        if result.exit_code == 0 or (position > 0 and result.exit_code not in NOT_RUN):
             break
     return result
 

@@ -5,6 +5,7 @@ import shutil
 import sys
 import tempfile
 import uuid
+from contextlib import ExitStack
 
 import anyio.from_thread
 import pytest
@@ -32,29 +33,28 @@ def portal():
 @pytest.fixture(scope="session")
 def make_sandbox(portal):
     """Make a sandbox of a provider; all end with the session."""
-    made = []
-    folder = tempfile.TemporaryDirectory(prefix="matrix-")
+    stack = ExitStack()
+    # Last of all: a sandbox's keeper ends with the folder of its state, whatever became of its stop.
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="matrix-"))
 
     def make(name, **spec):
         if "pids" in spec and not (os.geteuid() == 0 and os.access("/sys/fs/cgroup", os.W_OK)):
             pytest.skip("NO CONTROL GROUPS: only a root that may write to /sys/fs/cgroup limits sandboxes")
         provider = {"local": LocalProvider, "bubblewrap": BubblewrapProvider}[name](
-            {"runtime_dir": f"{folder.name}/run"}
+            {"runtime_dir": f"{folder}/run"}
         )
-        root = f"{folder.name}/local" if name == "local" else "/tmp/m"
+        root = f"{folder}/local" if name == "local" else "/tmp/m"
         spec = SandboxSpec(workdir=f"{root}/task", ttl_s=7200.0, **spec)
 
         async def create():
             return await provider.create(spec, key=uuid.uuid4().hex)
 
         sandbox = portal.call(create)
-        made.append(sandbox)
+        stack.callback(portal.call, sandbox.stop)
         return Bench(sandbox, root, sandbox.descriptor.get("python") or sys.executable)
 
-    yield make
-    for sandbox in made:
-        portal.call(sandbox.stop)
-    folder.cleanup()
+    with stack:
+        yield make
 
 
 @pytest.fixture(scope="session")
