@@ -117,7 +117,8 @@ def sandbox_records(record: Record) -> tuple[SandboxObservation, ...]:
     if memory_gaps(room.exec):
         outcome = "oom"
     elif room.receipt is not None:
-        outcome = "timeout" if room.receipt.timed_out else "completed"
+        ended: SandboxOutcome = "cancelled" if work.interrupted else "completed"
+        outcome = "timeout" if room.receipt.timed_out else ended
     return (
         SandboxObservation(
             role="agent",
