@@ -23,7 +23,7 @@ import anyio.from_thread
 import httpx
 import pytest
 
-from inspan_core.errors import SandboxGone
+from inspan_core.errors import SandboxConnectError, SandboxGone
 from inspan_core.findings import Outcome
 from inspan_core.harness import HarnessSpec, ParsedActivation, SandboxCommand
 from inspan_core.hookspecs import hookimpl
@@ -35,6 +35,7 @@ from inspan_runtime.testing.faults import CallKind
 from inspan_server.agent.app import create_app
 from inspan_server.agent.config_reading import parse_config
 from inspan_server.agent.cookies import COOKIE_NAME, SessionCookies
+from inspan_server.agent.state_files import admin_key
 from inspan_server.cli.serve import http_config, listen
 from inspan_server.serving import serve_until
 
@@ -180,8 +181,10 @@ class MemoryProvider:
         return self._world.alive[key]
 
     async def connect(self, descriptor, *, timeout_s=30.0):
-        if descriptor.get("sandbox_id") not in self._world.alive:
-            raise SandboxGone(str(descriptor.get("sandbox_id")))
+        if not isinstance(descriptor.get("sandbox_id"), str):
+            raise SandboxConnectError(f"{sorted(descriptor)}: expected a sandbox_id")
+        if descriptor["sandbox_id"] not in self._world.alive:
+            raise SandboxGone(descriptor["sandbox_id"])
         return self._world.alive[descriptor["sandbox_id"]]
 
     async def stop(self, key, *, timeout_s=30.0):
@@ -279,8 +282,9 @@ def close_body(session="s1", rollout="r1", attempt=0):
 class Server:
     """A server that runs, seen from the test's thread."""
 
-    def __init__(self, url, app, world, portal):
+    def __init__(self, url, app, world, portal, admin_key):
         self.url, self.app, self.world, self._portal = url, app, world, portal
+        self.admin_key = admin_key
         self.service = app.state.service
         self.port = urlsplit(url).port
 
@@ -330,7 +334,7 @@ def raw_request(path, body=b"", *, method="POST", headers=(), length=None):
     return "\r\n".join(lines).encode() + data
 
 
-def read_answer(connection):
+def read_answer(connection, *, has_body=True):
     """One answer from a socket: status, headers, body; None at its end."""
     received = b""
     while b"\r\n\r\n" not in received:
@@ -341,7 +345,7 @@ def read_answer(connection):
     head, _, body = received.partition(b"\r\n\r\n")
     lines = head.decode("latin-1").split("\r\n")
     headers = [tuple(line.split(": ", 1)) for line in lines[1:]]
-    length = int(next((value for name, value in headers if name.lower() == "content-length"), 0))
+    length = int(next((value for name, value in headers if name.lower() == "content-length"), 0)) * has_body
     while len(body) < length:
         body += connection.recv(65536)
     return SimpleNamespace(
@@ -391,7 +395,7 @@ def running(backend, tmp_path, *, idle_timeout_s=None, wrap=None, **changes):
 
     with anyio.from_thread.start_blocking_portal(backend) as portal:
         with portal.wrap_async_context_manager(served()):
-            yield Server(url, app, world, portal)
+            yield Server(url, app, world, portal, admin_key(config))
 
 
 @pytest.fixture
