@@ -26,7 +26,7 @@ def check_calls(seen, prompt):
     assert len(seen.looks) == len(seen.calls)
     for call in seen.calls:
         assert prompt in texts_of_user(call.request)
-        assert call.request["model"] == "org/policy"
+        assert call.request["model"] == seen.model
 
 
 def check_callers(seen):

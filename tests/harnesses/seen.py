@@ -15,6 +15,7 @@ class Seen:
         status, answer: The activation's answer.
         close_status, closed: The close's.
         receipt, processes: The supervisor's.
+        model: The one that the Agent Server was told to ask for.
         calls: What the gateway recorded, in the order in which the calls began.
         strays: How many calls, of whoever, came without a rollout or with a wrong key.
         looks: What the sandbox showed of itself at each model call, while the call was open.
@@ -29,6 +30,7 @@ class Seen:
     receipt: CleanupReceipt | None
     processes: ProcessesReport | None
     sandbox_id: str
+    model: str
     calls: tuple
     strays: int
     looks: tuple

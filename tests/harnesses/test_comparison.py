@@ -45,6 +45,10 @@ def other_prompt(told):
     told["calls"][0].request["input"][-1]["content"][0]["text"] += "!"
 
 
+def other_model(told):
+    told["model"] = "org/other"
+
+
 def other_group(told):
     told["looks"][1]["callers"][0]["leader_parent"] = 1
 
@@ -126,8 +130,8 @@ def bad_close(told):
 
 
 LIES = [
-    drop_call, stray, other_prompt, other_group, other_network, other_address, other_arguments, other_output,
-    other_words, no_tool_record, tool_before_it_was_asked_for, tool_after_it_was_told, reference_to_nothing,
+    drop_call, stray, other_prompt, other_model, other_group, other_network, other_address, other_arguments,
+    other_output, other_words, no_tool_record, tool_before_it_was_asked_for, tool_after_it_was_told, reference_to_nothing,
     no_reference, more_tokens, fewer_cached_tokens, no_usage_and_no_gap, service_died, somebody_lives_on,
     files_left, not_confirmed, other_exit_code, bad_close,
 ]  # fmt: skip

@@ -38,6 +38,12 @@ OPTIONS = {
     "codex": {"max_retries": 2},
     "hermes": {"max_retries": 2},
 }
+OTHER_OPTIONS = {
+    "pi": {"max_output_tokens": 777},
+    "codex": {"system_prompt": "replace"},
+    "hermes": {"max_output_tokens": 777},
+}
+"""What differs in a second Agent Server of each harness, beside the model's name."""
 WORKDIR, SESSIONS = "/app", "/tmp/inspan-s"
 WITNESS = Path(__file__).with_name("witness.py").read_bytes()
 WITNESS_PATH = "/tmp/look"
@@ -70,19 +76,19 @@ class World:
     agents: dict = field(factory=dict)
 
     @asynccontextmanager
-    async def session(self, harness, replies):
+    async def session(self, harness, replies, model="org/policy"):
         """A sandbox of its own with a session in it, and a script for its model."""
         rollout = f"{secrets.token_hex(6)}-{harness}"
         self.scripts |= parse_script({rollout: replies}).rollouts
         spec = SandboxSpec(workdir=WORKDIR, ttl_s=900.0, reach=(self.gateway_url,))
         sandbox = await create_with_runtimes(self.provider, spec, self.shared, key=rollout, timeout_s=60.0)
-        url, service = self.agents[harness]
+        url, service = self.agents[harness, model]
         try:
             await sandbox.upload(WITNESS_PATH, WITNESS, mode=0o755)
             async with httpx.AsyncClient(base_url=url, timeout=LIMIT_S) as client:
                 session = Session(
                     world=self,
-                    harness=harness,
+                    model=model,
                     rollout=rollout,
                     sandbox=sandbox,
                     client=client,
@@ -110,7 +116,7 @@ class Session:
     """One session, driven over HTTP; `seen` tells what came of it."""
 
     world: World
-    harness: str
+    model: str
     rollout: str
     sandbox: object
     client: httpx.AsyncClient
@@ -196,6 +202,7 @@ class Session:
             receipt=self.evidence.receipt,
             processes=self.evidence.processes,
             sandbox_id=self.sandbox.sandbox_id,
+            model=self.model,
             calls=tuple(sorted(capture.calls(self.rollout), key=lambda call: call.started_at)),
             strays=capture.stray_calls + capture.unauthorized_calls,
             looks=tuple(self.looks),
@@ -232,19 +239,18 @@ async def open_world():
         gateway = create_gateway(Script(world.scripts), world.capture, keys=world.key_of)
         served_gateway = served(WitnessedGateway(gateway, world), graceful_timeout_s=0.2)
         world.gateway_url = await stack.enter_async_context(served_gateway)
-        for name, plugin in PLUGINS.items():
-            config = parse_config(
-                {
+        plugins = load_plugins([Bubblewrap(), *PLUGINS.values()], entry_points=False)
+        for name in PLUGINS:
+            for model, more in (("org/policy", {}), ("org/other", OTHER_OPTIONS[name])):
+                config = {
                     "harness": name,
-                    "model_server": {"base_url": world.gateway_url, "name": "org/policy"},
+                    "model_server": {"base_url": world.gateway_url, "name": model},
                     "sandbox_providers": {"box": block},
                     "session_dir_root": SESSIONS,
                     "runtime_cache_dir": str(cache),
-                    "harness_options": OPTIONS[name],
+                    "harness_options": {**OPTIONS[name], **more},
                 }
-            )
-            plugins = load_plugins([Bubblewrap(), plugin], entry_points=False)
-            app = create_app(config, plugins, model_key=world.key_of)
-            url = await stack.enter_async_context(served(app, graceful_timeout_s=0.5))
-            world.agents[name] = (url, app.state.service)
+                app = create_app(parse_config(config), plugins, model_key=world.key_of)
+                url = await stack.enter_async_context(served(app, graceful_timeout_s=0.5))
+                world.agents[name, model] = (url, app.state.service)
         yield world
