@@ -130,10 +130,11 @@ def bad_close(told):
 
 
 LIES = [
-    drop_call, stray, other_prompt, other_model, other_group, other_network, other_address, other_arguments,
-    other_output, other_words, no_tool_record, tool_before_it_was_asked_for, tool_after_it_was_told, reference_to_nothing,
-    no_reference, more_tokens, fewer_cached_tokens, no_usage_and_no_gap, service_died, somebody_lives_on,
-    files_left, not_confirmed, other_exit_code, bad_close,
+    drop_call, stray, other_prompt, other_model, other_group, other_network, other_address,
+    other_arguments, other_output, other_words, no_tool_record, tool_before_it_was_asked_for,
+    tool_after_it_was_told, reference_to_nothing, no_reference, more_tokens, fewer_cached_tokens,
+    no_usage_and_no_gap, service_died, somebody_lives_on, files_left, not_confirmed, other_exit_code,
+    bad_close,
 ]  # fmt: skip
 
 

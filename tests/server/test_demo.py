@@ -232,21 +232,26 @@ def test_pi_itself(machine):
 @needs_bubblewrap
 @pytest.mark.registry
 @pytest.mark.timeout(400)
-def test_another_harness_is_one_changed_word(machine):
-    """The real Codex on the same task, over the other model API; its first installation takes its time."""
+@pytest.mark.parametrize(
+    ("harness", "route", "tool"),
+    [
+        ("codex", "/v1/responses", "exec_command"),
+        pytest.param("hermes", "/v1/chat/completions", "terminal", marks=pytest.mark.full),
+    ],
+)
+def test_another_harness_is_one_changed_word(machine, harness, route, tool):
+    """The real programs on the same task, over either model API; a first installation takes its time."""
     machine.limit_s = 360
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    code, out, err = machine.run("--harness", "codex", "--json", XDG_CACHE_HOME=cache)
+    code, out, err = machine.run("--harness", harness, "--json", XDG_CACHE_HOME=cache)
     assert (code, err) == (0, ""), out + err
     value = json.loads(out)
     assert (value["reward"], value["healthy"], value["outcome"]) == (1, True, "completed")
-    assert value["versions"]["harness"]["name"] == "codex"
-    assert [(call["route"], call["streamed"]) for call in value["model_calls"]] == [
-        ("/v1/responses", True)
-    ] * 4
+    assert value["versions"]["harness"]["name"] == harness
+    assert [(call["route"], call["streamed"]) for call in value["model_calls"]] == [(route, True)] * 4
     records = value["agent_observations"]["records"]
     tools = [(each["tool_name"], each["status"]) for each in records if each["kind"] == "tool_call"]
-    assert tools == [("exec_command", "completed")] * 3
+    assert tools == [(tool, "completed")] * 3
     usage = value["response"]["usage"]
     assert (usage["input_tokens"], usage["output_tokens"]) == (
         value["usage"]["prompt_tokens"], value["usage"]["completion_tokens"],
