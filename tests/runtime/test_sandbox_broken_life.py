@@ -2,6 +2,7 @@
 
 import itertools
 import secrets
+from types import SimpleNamespace
 
 import anyio
 import anyio.lowlevel
@@ -195,6 +196,37 @@ def _listening():
     return sorted({int(row[1].split(":")[1], 16) for row in rows if row[3] == "0A"})
 
 
+class OpensAllLater(WrappedSandbox):
+    """One URL that is asked for opens the way to its neighbours."""
+
+    async def reach(self, url, *, holder, timeout_s=30.0):
+        urls = [url, *(f"http://127.0.0.1:{port}" for port in _listening())]
+        ways = [way for one in urls if (way := await self.inner.reach(one, holder=holder))]
+
+        async def close():
+            for way in ways:
+                await way.close()
+
+        return SimpleNamespace(url=ways[0].url, close=close)
+
+
+class HangsUp(WrappedSandbox):
+    """A way whose holder only goes away, as one that was killed."""
+
+    async def reach(self, url, *, holder, timeout_s=30.0):
+        way = await self.inner.reach(url, holder=holder)
+        return SimpleNamespace(url=way.url, close=way._stream.aclose)
+
+
+class TellsAnotherUrl(WrappedSandbox):
+    """A declared URL is not reused: it gets a way of its own."""
+
+    async def reach(self, url, *, holder, timeout_s=30.0):
+        other = url.replace("127.0.0.1", "127.0.0.2")
+        way = await self.inner.reach(other, holder=holder)
+        return way and SimpleNamespace(url=other, close=way.close)
+
+
 class WritableMounts(WrappedProvider):
     async def create(self, spec, *, key, timeout_s=60.0):
         mounts = tuple(evolve(one, read_only=False) for one in spec.mounts)
@@ -231,6 +263,9 @@ DEFECTS = {
     "hosts_network_is_not_there": without(),
     "declared_url_is_reached": without(reach=()),
     "only_declared_urls_are_reached": OpensAll,
+    "url_is_reached_later": of(OpensAllLater),
+    "closed_way_is_closed": of(HangsUp),
+    "declared_url_stays_reached": of(TellsAnotherUrl),
     "mounts_are_shown": WritableMounts,
     "memory_limit_is_kept_and_told": without(memory_mib=None),
     "process_limit_is_kept": without(pids=None),
@@ -240,6 +275,9 @@ DEFECTS = {
 OF_BUBBLEWRAP = {
     "declared_url_is_reached",
     "only_declared_urls_are_reached",
+    "url_is_reached_later",
+    "closed_way_is_closed",
+    "declared_url_stays_reached",
     "mounts_are_shown",
     "memory_limit_is_kept_and_told",
     "process_limit_is_kept",

@@ -25,6 +25,7 @@
     |   +-- UnsafePath              a path that is not a plain file, or leads through a link
     |   +-- MountConflict           a mount that the provider cannot make
     |   +-- ProviderUnavailable     the host lacks what the provider needs; says how to get it
+    |   +-- ReachUnavailable        a URL of the host cannot be reached from inside; says why (422)
     +-- AgentSessionSetupError      a seed that failed and could not be cleaned up
 
 How a run ends is data (`Outcome`), never an exception.
@@ -200,6 +201,10 @@ class MountConflict(SandboxError):
 
 class ProviderUnavailable(SandboxError):
     """The host lacks what the provider needs. The message says what, and how to get it."""
+
+
+class ReachUnavailable(SandboxError):
+    """The host is not reached from inside, and the provider cannot open a way. The message says why."""
 
 
 class AgentSessionSetupError(InspanError):

@@ -232,6 +232,47 @@ class MeteredSandbox(Protocol):
         ...
 
 
+class Reached(Protocol):
+    """A way from inside to one URL of the host, held until it is closed."""
+
+    @property
+    def url(self) -> str:
+        """The URL to use inside: the host's own, or with another port where that is taken inside."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of it; when nobody else holds it, nothing inside reaches the URL any more.
+
+        A way that is gone is success. A holder that dies without closing keeps it for some minutes, in which
+        another process can take it over (`ReachingSandbox.reach`).
+        """
+        ...
+
+
+@runtime_checkable
+class ReachingSandbox(Protocol):
+    """A sandbox into which ways can be opened after its creation, also by who borrows it."""
+
+    async def reach(self, url: str, *, holder: str, timeout_s: float = 30.0) -> Reached | None:
+        """Let one URL of this host's loopback be reached from inside, and nothing else.
+
+        Args:
+            url: Whose host and port are meant.
+            holder: Who holds it: several may hold a way to one URL, each lets go of its own. Whoever asks
+                again under a holder's name takes that one's place.
+            timeout_s: Seconds until it is given up.
+
+        Returns:
+            The way; None where nothing has to be opened: the URL names no address of the loopback, the
+            sandbox has the host's network, or its owner declared the URL (`SandboxSpec.reach`).
+
+        Raises:
+            ReachUnavailable: The provider cannot open a way here.
+            SandboxGone, SandboxTransportError: As for `Sandbox.exec`.
+        """
+        ...
+
+
 @runtime_checkable
 class SandboxProvider(Protocol):
     """Makes and finds sandboxes of one kind.

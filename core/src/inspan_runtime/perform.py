@@ -39,6 +39,7 @@ from inspan_core.errors import (
     InspanError,
     MountConflict,
     ProviderUnavailable,
+    ReachUnavailable,
     RequestRefused,
     SandboxConnectError,
     SandboxCreateError,
@@ -66,7 +67,14 @@ from inspan_runtime.supervisor_client import (
     write_command,
 )
 
-NOT_RETRYABLE = (UnsupportedTarget, RequestRefused, MountConflict, SandboxConnectError, UsageError)
+NOT_RETRYABLE = (
+    UnsupportedTarget,
+    RequestRefused,
+    MountConflict,
+    ReachUnavailable,
+    SandboxConnectError,
+    UsageError,
+)
 """What the same request meets again: answered 422, so that nobody seeds a new sandbox for it."""
 
 NOTHING_CREATED = (SandboxCreateError, ProviderUnavailable, *NOT_RETRYABLE)

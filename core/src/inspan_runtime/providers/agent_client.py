@@ -98,7 +98,7 @@ async def open_call(state: Path, name: str, *, what: str, timeout_s: float) -> A
     """
     try:
         with anyio.fail_after(timeout_s):
-            stream = await _connect(state, name, what)
+            stream = await connect_to(state, name, what)
             async with stream:
                 call = Call(stream)
                 try:
@@ -123,8 +123,12 @@ async def _is_gone(state: Path) -> bool:
     return False
 
 
-async def _connect(state: Path, name: str, what: str) -> SocketStream:
-    """Connect through an open folder: a socket's path may have 107 bytes only."""
+async def connect_to(state: Path, name: str, what: str) -> SocketStream:
+    """Connect through an open folder: a socket's path may have 107 bytes only.
+
+    Raises:
+        SandboxGone: Nobody listens any more.
+    """
     try:
         folder = os.open(state, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError) as error:

@@ -28,6 +28,7 @@ AGENT_MODULES = tuple(
         "commands",
         "files",
         "connections",
+        "listeners",
         "main",
     )
 )
@@ -38,14 +39,31 @@ KEEPER_MODULES = tuple(
         "exec_agent.frames",
         "exec_agent.descendants",
         "exec_agent.loop",
+        "exec_agent.listeners",
         "keeper.host",
         "keeper.cgroups",
         "keeper.obituary",
         "keeper.forwards",
+        "keeper.namespaces",
+        "keeper.ways",
         "keeper.launch",
         "keeper.main",
     )
 )
+WAYS_MODULES = tuple(
+    _PACKAGE + name
+    for name in (
+        "exec_agent.lean",
+        "exec_agent.frames",
+        "exec_agent.loop",
+        "exec_agent.listeners",
+        "keeper.forwards",
+        "keeper.namespaces",
+        "keeper.ways",
+        "keeper.ways_main",
+    )
+)
+"""What opens ways into a sandbox that has no keeper."""
 
 # Modules are put where `import` finds them before the file system is looked at.
 _PROGRAM = """

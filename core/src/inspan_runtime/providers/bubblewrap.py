@@ -69,7 +69,9 @@ class BubblewrapProvider:
     """
 
     name = NAME
-    capabilities = frozenset(("processes", "options", "isolation", "reach", "mounts", "limits", "usage"))
+    capabilities = frozenset(
+        ("processes", "options", "isolation", "reach", "late_reach", "mounts", "limits", "usage")
+    )
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         check_options(NAME, options, OPTIONS)

@@ -29,6 +29,7 @@ from inspan_core.sandbox import (
 )
 from inspan_runtime.providers import state_folder
 from inspan_runtime.providers.agent_client import ANSWER_SLACK_S, Call, open_call
+from inspan_runtime.providers.ways import Way, open_way
 
 STOP_LIMIT_S = 20.0
 LONGEST_TIMEOUT_S = 10 * 365 * 24 * 3600.0
@@ -178,6 +179,17 @@ class KeptSandbox:
         except ValueError as error:
             raise SandboxTransportError(f"{what}: the answer was not understood: {reply!r}") from error
 
+    async def reach(self, url: str, *, holder: str, timeout_s: float = 30.0) -> Way | None:
+        """See `inspan_core.sandbox.ReachingSandbox.reach`."""
+        return await open_way(
+            self._state,
+            "control.sock",
+            url,
+            what=f"way into {self.sandbox_id}",
+            holder=holder,
+            timeout_s=timeout_s,
+        )
+
     async def disconnect(self) -> None:
         """Drop the connection: none is held between operations."""
 
@@ -220,7 +232,10 @@ async def _send_body(call: Call, data: bytes) -> None:
 def _bytes(what: str, value: str) -> bytes:
     if "\0" in value:
         raise UsageError(f"{what} {value!r} contains a NUL character")
-    return os.fsencode(value)
+    try:
+        return os.fsencode(value)
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{what} {value!r} cannot be encoded: {error.reason}") from error
 
 
 def _variable(name: str, value: str) -> bytes:
@@ -232,7 +247,10 @@ def _variable(name: str, value: str) -> bytes:
 def _path(path: str) -> bytes:
     if not posixpath.isabs(path) or "\0" in path:
         raise UnsafePath(f"{path!r} is not an absolute path")
-    return os.fsencode(path)
+    try:
+        return os.fsencode(path)
+    except UnicodeEncodeError as error:
+        raise UnsafePath(f"{path!r} cannot be encoded: {error.reason}") from error
 
 
 def _text(reply: list[bytes]) -> str:

@@ -41,7 +41,7 @@ class LocalProvider:
     """
 
     name = NAME
-    capabilities = frozenset(("processes", "options", "reach", "usage"))
+    capabilities = frozenset(("processes", "options", "reach", "late_reach", "usage"))
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         check_options(NAME, options, OPTIONS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from inspan_core.errors import ConfigError
@@ -34,3 +35,21 @@ def loopback_addresses(urls: Sequence[str]) -> list[Address]:
         if (address, port) not in found:
             found.append((address, port))
     return found
+
+
+def loopback_address(url: str) -> Address | None:
+    """Return the (address, port) of a URL on this host's loopback; None for any other."""
+    try:
+        address = loopback_addresses([url])[0]
+        return address if ip_address(address[0]).is_loopback else None
+    except (ConfigError, ValueError):
+        return None
+
+
+def at_port(url: str, port: int) -> str:
+    """Return a URL with another port."""
+    parts = urlsplit(url)
+    user, at, _ = parts.netloc.rpartition("@")
+    host = parts.hostname or ""
+    shown = f"[{host}]" if ":" in host else host
+    return parts._replace(netloc=f"{user}{at}{shown}:{port}").geturl()

@@ -7,12 +7,13 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import cast
 
 from inspan_core.errors import ConfigError, MountConflict, SandboxError
-from inspan_core.sandbox import MeteredSandbox, Mount, Sandbox, SandboxProvider
+from inspan_core.sandbox import MeteredSandbox, Mount, Reached, ReachingSandbox, Sandbox, SandboxProvider
 from inspan_runtime.testing.sandbox_check_support import (
     EXEC_TIMEOUT_S,
     Check,
@@ -120,6 +121,59 @@ async def only_declared_urls_are_reached(provider: SandboxProvider, make_spec: M
             expect(three not in found[2], "a server beside the declared ones is reached")
 
 
+@asynccontextmanager
+async def _reached(sandbox: Sandbox, url: str, holder: str = "check") -> AsyncIterator[Reached | None]:
+    """A way that is closed at the end; None where there need be none."""
+    expect(hasattr(sandbox, "reach"), "the sandbox has no method reach()")
+    way = await cast(ReachingSandbox, sandbox).reach(url, holder=holder)
+    try:
+        yield way
+    finally:
+        if way is not None:
+            await way.close()
+
+
+@needing("late_reach")
+async def url_is_reached_later(provider: SandboxProvider, make_spec: MakeSpec) -> None:
+    """By a borrower, under the URL that it is told; its neighbour is not reached."""
+    with greeting() as (url, word), greeting() as (other, secret):
+        async with opened(provider, make_spec) as made:
+            sandbox = await provider.connect(made.descriptor)
+            async with _reached(sandbox, url) as way:
+                found = await _greeted(sandbox, url if way is None else way.url)
+                expect(found == word, f"a server of the host answered {found!r} after reach()")
+                if "isolation" in capabilities_of(provider):
+                    found = await _greeted(sandbox, other)
+                    expect(secret not in found, "a server that nobody asked for is reached")
+
+
+@needing("late_reach", "isolation")
+async def closed_way_is_closed(provider: SandboxProvider, make_spec: MakeSpec) -> None:
+    """With its last holder: one that leaves does not disturb the other."""
+    with greeting() as (url, word):
+        async with opened(provider, make_spec) as made:
+            async with _reached(made, url, "first") as first:
+                async with _reached(made, url, "second"):
+                    pass
+                told = url if first is None else first.url
+                found = await _greeted(made, told)
+                expect(found == word, f"with one of two holders gone a server answered {found!r}")
+            for one in {url, told}:
+                expect(word not in await _greeted(made, one), "a closed way still leads to the host")
+
+
+@needing("late_reach", "reach", "isolation")
+async def declared_url_stays_reached(provider: SandboxProvider, make_spec: MakeSpec) -> None:
+    """The owner's declaration holds, whoever asks for the same URL and leaves."""
+    with greeting() as (url, word):
+        async with opened(provider, make_spec, reach=(url,)) as made:
+            async with _reached(made, url) as way:
+                told = url if way is None else way.url
+                expect(told == url, f"reach() of a declared URL tells another one, {told}")
+            found = await _greeted(made, url)
+            expect(found == word, f"a declared server answered {found!r} after a borrower had left")
+
+
 @needing("mounts")
 async def mounts_are_shown(provider: SandboxProvider, make_spec: MakeSpec) -> None:
     """A folder read-only, another to be written to."""
@@ -213,6 +267,9 @@ BOUNDARY_CHECKS: list[Check] = [
     hosts_network_is_not_there,
     declared_url_is_reached,
     only_declared_urls_are_reached,
+    url_is_reached_later,
+    closed_way_is_closed,
+    declared_url_stays_reached,
     mounts_are_shown,
     memory_limit_is_kept_and_told,
     process_limit_is_kept,

@@ -24,11 +24,16 @@ CAPABILITIES = {
     "options": "another process can make the same provider, from its `name` and its `options`",
     "isolation": "the host's files, processes and network are not there",
     "reach": "URLs of the host's loopback are reached as the specification says",
+    "late_reach": "so are others later, one by one (`inspan_core.sandbox.ReachingSandbox`)",
     "mounts": "host paths are shown inside",
     "limits": "processor, memory and processes are limited",
     "usage": "sandboxes tell what they have used (`inspan_core.sandbox.MeteredSandbox`)",
 }
 """What a provider may be unable to do, by the names that its `capabilities` has."""
+
+
+UNEXPECTED = frozenset({"options", "usage", "late_reach"})
+"""What a provider is asked for only when it says that it can do it."""
 
 
 class CheckFailed(AssertionError):
@@ -57,9 +62,9 @@ def needs_of(check: Check) -> frozenset[str]:
 
 
 def capabilities_of(provider: SandboxProvider) -> frozenset[str]:
-    """Return what a provider declares; one that declares nothing can do all but tell options and usage."""
+    """Return what a provider declares; one that declares nothing can do all but `UNEXPECTED`."""
     declared: Iterable[str] | None = getattr(provider, "capabilities", None)
-    return frozenset(CAPABILITIES) - {"options", "usage"} if declared is None else frozenset(declared)
+    return frozenset(CAPABILITIES) - UNEXPECTED if declared is None else frozenset(declared)
 
 
 def fresh_key() -> str:

@@ -8,16 +8,17 @@ reaches.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import time
 
-from inspan_runtime.providers.docker.namespaces import bind_inside
 from inspan_runtime.providers.exec_agent.lean import TYPE_CHECKING, accept, signal, socket
-from inspan_runtime.providers.keeper.forwards import open_forward
+from inspan_runtime.providers.keeper.forwards import Forwarding
 from inspan_runtime.providers.keeper.launch import LaunchError
 from inspan_runtime.providers.keeper.main import START_LIMIT_S, Keeper
 from inspan_runtime.providers.keeper.main import main as keep
+from inspan_runtime.providers.keeper.namespaces import bind_inside
 
 CALL_LIMIT_S = 20.0
 DIED_LIMIT_S = 2.0
@@ -87,15 +88,18 @@ class EngineKeeper(Keeper):
         self._agent, self._unused = socket.socketpair()
         self._loop.children[self._spawn(["wait", self._orders["name"]])] = self._on_child_dead
         if self._orders["reach"]:
-            status, said = self._call(["inspect", "--format={{.State.Pid}}", self._orders["name"]])
-            if status != 0 or not said.strip().isdigit():
-                raise LaunchError("create", f"the container's process is not known: {_text(said)}")
             try:
-                listeners = bind_inside(int(said), self._orders["reach"])
+                listeners = bind_inside(self._pid_inside(), self._orders["reach"])
             except OSError as error:
                 raise LaunchError("create", f"reach: {error}") from error
             for listener, address in zip(listeners, self._orders["reach"], strict=True):
-                open_forward(self._loop, listener, address)
+                Forwarding(self._loop, listener, address)
+
+    def _pid_inside(self) -> int:
+        status, said = self._call(["inspect", "--format={{.State.Pid}}", self._orders["name"]])
+        if status != 0 or not said.strip().isdigit():
+            raise OSError(errno.ESRCH, f"the container's process is not known: {_text(said)}")
+        return int(said)
 
     def _await(self, server: socket.socket, call: int, door: int | None) -> None:
         """Wait for the container's connection, or, without a door, for the engine's success."""

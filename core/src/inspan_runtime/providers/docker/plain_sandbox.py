@@ -35,6 +35,7 @@ from inspan_runtime.providers.docker.exec_client import (
 )
 from inspan_runtime.providers.docker.marked import MarkedStream
 from inspan_runtime.providers.kept_sandbox import _bytes, _path, _variable
+from inspan_runtime.providers.ways import Way
 
 START_SLACK_S = 30.0
 KILL_LIMIT_S = 15.0
@@ -50,15 +51,22 @@ class PlainSandbox:
         container: The container's id: another one with its name is not this one.
         descriptor: What `SandboxProvider.connect` takes.
         stop: Ends it and confirms it.
+        reach: Opens a way to a URL of the host, as `inspan_core.sandbox.ReachingSandbox.reach`.
     """
 
     def __init__(
-        self, engine: Engine, container: str, descriptor: Descriptor, stop: Callable[[], Awaitable[None]]
+        self,
+        engine: Engine,
+        container: str,
+        descriptor: Descriptor,
+        stop: Callable[[], Awaitable[None]],
+        reach: Callable[..., Awaitable[Way | None]],
     ) -> None:
         self._engine = engine
         self._container = container
         self._descriptor = dict(descriptor)
         self._stop = stop
+        self._open_way = reach
 
     @property
     def descriptor(self) -> Descriptor:
@@ -105,11 +113,14 @@ class PlainSandbox:
         if self._engine.is_podman:
             arguments = scripts.relayed(arguments)
         argv = self._engine.argv("exec", *interactive, self._container, *arguments)
-        process = await anyio.open_process(
-            argv,
-            stdin=subprocess.DEVNULL if body is None else subprocess.PIPE,
-            env=dict(self._engine.env),
-        )
+        try:
+            process = await anyio.open_process(
+                argv,
+                stdin=subprocess.DEVNULL if body is None else subprocess.PIPE,
+                env=dict(self._engine.env),
+            )
+        except OSError as error:  # Without the agent a command's arguments are some of the engine's.
+            raise SandboxError(f"{what} could not be started: {error.strerror}") from error
         handle = handle_of(process)
         try:
             try:
@@ -271,6 +282,11 @@ class PlainSandbox:
         except SandboxError as error:
             raise SandboxTransportError(str(error)) from error
         return state == "true"
+
+    async def reach(self, url: str, *, holder: str, timeout_s: float = 30.0) -> Way | None:
+        """See `inspan_core.sandbox.ReachingSandbox.reach`."""
+        what = f"way into {self.sandbox_id}"
+        return await self._open_way(url=url, what=what, holder=holder, timeout_s=timeout_s)
 
     async def disconnect(self) -> None:
         """Drop the connection: none is held between operations."""

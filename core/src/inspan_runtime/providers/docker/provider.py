@@ -23,6 +23,7 @@ from inspan_core.errors import (
 )
 from inspan_core.sandbox import Descriptor, Sandbox, SandboxSpec
 from inspan_runtime.providers import boot, state_folder
+from inspan_runtime.providers.docker.borrowed_ways import open_borrowed_way
 from inspan_runtime.providers.docker.engine import Engine, explained, find_engine
 from inspan_runtime.providers.docker.images import Image, Images
 from inspan_runtime.providers.docker.plain_sandbox import PlainSandbox, remove_arguments, remove_container
@@ -36,6 +37,7 @@ from inspan_runtime.providers.kept_sandbox import stop_kept
 from inspan_runtime.providers.kept_sandboxes import KeeperRefused, KeptSandboxes, Plan
 from inspan_runtime.providers.reach import loopback_addresses
 from inspan_runtime.providers.spec_checks import check_mounts, check_options, check_spec
+from inspan_runtime.providers.ways import open_way
 
 NAME = "docker"
 OPTIONS: Mapping[str, type | tuple[type, ...]] = {
@@ -50,7 +52,7 @@ OPTIONS: Mapping[str, type | tuple[type, ...]] = {
     "run_options": list,
 }
 CHOICES = {"pull": ("never", "missing"), "agent": ("auto", "always", "never")}
-CAPABILITIES = frozenset({"processes", "options", "isolation", "reach", "mounts", "limits"})
+CAPABILITIES = frozenset({"processes", "options", "isolation", "reach", "late_reach", "mounts", "limits"})
 CONTAINER_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,254}")
 INSPECT_LIMIT_S = 30.0
 HOME = "/root"
@@ -58,13 +60,7 @@ HOME = "/root"
 MEMORY_EVENTS = (b"/sys/fs/cgroup/memory/memory.oom_control", b"/sys/fs/cgroup/memory.events")
 _PACKAGE = "inspan_runtime.providers.docker."
 _AGENT_MODULES = (*boot.AGENT_MODULES, _PACKAGE + "container_agent")
-_KEEPER_MODULES = (
-    *boot.KEEPER_MODULES[:-1],
-    *(one for one in boot.AGENT_MODULES if one not in boot.KEEPER_MODULES),
-    boot.KEEPER_MODULES[-1],
-    _PACKAGE + "namespaces",
-    _PACKAGE + "engine_keeper",
-)
+_KEEPER_MODULES = (*boot.KEEPER_MODULES, _PACKAGE + "engine_keeper")
 _CONTAINER_FORMAT = "{{.Id}} {{.State.Running}} {{.Image}} {{.Config.WorkingDir}}"
 
 
@@ -245,7 +241,8 @@ class DockerProvider:
             identity = (state / "container").read_text(encoding="ascii").strip()
         except OSError as error:
             raise SandboxGone(f"{name} no longer exists{state_folder.ending_of(state)}") from error
-        return PlainSandbox(engine, identity, descriptor, partial(stop_kept, state, name))
+        reach = partial(open_way, state, "control.sock")
+        return PlainSandbox(engine, identity, descriptor, partial(stop_kept, state, name), reach)
 
     async def _plain(
         self, engine: Engine, descriptor: Descriptor, *, timeout_s: float = INSPECT_LIMIT_S
@@ -263,7 +260,14 @@ class DockerProvider:
         if not found.get("workdir"):
             found["workdir"] = folder or "/"
         stop = partial(remove_container, engine, identity, what=name)
-        return PlainSandbox(engine, identity, found, stop)
+        reach = partial(
+            open_borrowed_way,
+            engine,
+            identity,
+            runtime_dir=self._kept.runtime_dir,
+            interpreter=self._interpreter,
+        )
+        return PlainSandbox(engine, identity, found, stop, reach)
 
     async def stop(self, key: str, *, timeout_s: float = 30.0) -> None:
         """See `inspan_core.sandbox.SandboxProvider.stop`."""

@@ -12,6 +12,7 @@ import time
 from inspan_runtime.providers.exec_agent.connections import Connection
 from inspan_runtime.providers.exec_agent.descendants import descendants_of
 from inspan_runtime.providers.exec_agent.lean import TYPE_CHECKING, accept, signal, socket
+from inspan_runtime.providers.exec_agent.listeners import bind_reach
 from inspan_runtime.providers.exec_agent.loop import Loop
 from inspan_runtime.providers.exec_agent.memory import MemoryWatch, open_watch
 
@@ -26,23 +27,6 @@ PR_SET_CHILD_SUBREAPER = 36
 
 if TYPE_CHECKING:
     from typing import Any
-
-
-def bind_reach(addresses: list[tuple[str, int]]) -> list[socket.socket]:
-    """Return listeners on the given (host, port) pairs of this network namespace."""
-    listeners = []
-    for host, port in addresses:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, port))
-            listener.listen(1024)
-        except OSError as error:
-            message = f"cannot listen on {host}:{port} inside: {error.strerror}"
-            raise OSError(error.errno, message) from None
-        listeners.append(listener)
-    return listeners
 
 
 def end_descendants(own_pid: int) -> None:

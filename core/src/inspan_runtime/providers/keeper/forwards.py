@@ -14,34 +14,48 @@ if TYPE_CHECKING:
     from inspan_runtime.providers.exec_agent.loop import Loop
 
 
-def open_forward(loop: Loop, listener: socket.socket, address: tuple[str, int]) -> None:
-    """Serve a listener.
+class Forwarding:
+    """What comes to a listener is forwarded, until it is closed.
 
     Args:
         loop: The keeper's `Loop`.
-        listener: The socket that the agent bound inside.
+        listener: A socket that listens inside.
         address: (host, port) on this side.
     """
-    listener.setblocking(False)
 
-    def on_client(_events: int) -> None:
-        sock = accept(listener)
+    def __init__(self, loop: Loop, listener: socket.socket, address: tuple[str, int]) -> None:
+        self._loop = loop
+        self._listener = listener
+        self._address = address
+        self._open: set[Forward] = set()
+        listener.setblocking(False)
+        loop.watch(listener.fileno(), select.EPOLLIN, self._on_client)
+
+    def _on_client(self, _events: int) -> None:
+        sock = accept(self._listener)
         if sock is None:
             return
         try:
-            Forward(loop, sock, address)
+            Forward(self._loop, sock, self._address, self._open)
         except OSError:  # No descriptor is left for the other side.
             if sock.fileno() >= 0:
                 sock.close()
 
-    loop.watch(listener.fileno(), select.EPOLLIN, on_client)
+    def close(self) -> None:
+        """Listen no more, and cut what is connected."""
+        self._loop.close(self._listener.detach())
+        for one in list(self._open):
+            one.close()
 
 
 class Forward:
-    """Two sockets and a buffer each way."""
+    """Two sockets and a buffer each way; it is in `siblings` while it is open."""
 
-    def __init__(self, loop: Loop, inner: socket.socket, address: tuple[str, int]) -> None:
+    def __init__(
+        self, loop: Loop, inner: socket.socket, address: tuple[str, int], siblings: set[Forward]
+    ) -> None:
         self._loop = loop
+        self._siblings = siblings
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         outer = socket.socket(family, socket.SOCK_STREAM)
         self._socks = (inner, outer)
@@ -55,12 +69,13 @@ class Forward:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             loop.watch(sock.fileno(), 0, self._handler(index))
+        siblings.add(self)
         try:
             outer.connect(address)
         except BlockingIOError:
             pass
         except OSError:
-            self._close()
+            self.close()
             return
         self._update()
 
@@ -94,10 +109,10 @@ class Forward:
         except BlockingIOError:
             pass
         except OSError:
-            self._close()
+            self.close()
             return
         if self._ended == [True, True] and not (self._buffers[0] or self._buffers[1]):
-            self._close()
+            self.close()
             return
         self._update()
 
@@ -127,6 +142,8 @@ class Forward:
             except OSError:  # The other side is gone already.
                 pass
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Close both sides."""
+        self._siblings.discard(self)
         for sock in self._socks:
             self._loop.close(sock.detach())

@@ -12,7 +12,7 @@ from inspan_runtime.providers.exec_agent.frames import decode, encode
 from inspan_runtime.providers.exec_agent.lean import TYPE_CHECKING, accept, signal, socket
 from inspan_runtime.providers.exec_agent.loop import Loop
 from inspan_runtime.providers.keeper.cgroups import RECORD, Group, NoLimit, limited, remove_groups
-from inspan_runtime.providers.keeper.forwards import open_forward
+from inspan_runtime.providers.keeper.forwards import Forwarding
 from inspan_runtime.providers.keeper.host import adopt_orphans, leave_session_keyring, unmount
 from inspan_runtime.providers.keeper.launch import (
     MERGED,
@@ -23,6 +23,7 @@ from inspan_runtime.providers.keeper.launch import (
     start_agent,
 )
 from inspan_runtime.providers.keeper.obituary import exit_words, write_obituary
+from inspan_runtime.providers.keeper.ways import Ways
 
 BACKLOG = 4096
 START_LIMIT_S = 30.0
@@ -91,6 +92,8 @@ class Keeper:
         self._ended = self._dead = False
         self._cause: str | None = None  # Why it ends, when nobody stopped it.
         self._child_status: int | None = None
+        self._agent_pid = 0
+        self._ways = Ways(self._loop, self._pid_inside, orders["reach"])
         ttl_s = orders["ttl_s"]
         self._expires = None if ttl_s is None else time.monotonic() + ttl_s
         adopt_orphans()
@@ -110,10 +113,10 @@ class Keeper:
             orders, out_of_the_way(theirs.detach()), out_of_the_way(agent_listener.detach()), log, memory
         )
         os.close(log)
-        self._child, agent_pid = pids
+        self._child, self._agent_pid = pids
         if self._group is not None:
-            self._group.add(agent_pid)
-        self._agent_handle = os.pidfd_open(agent_pid)
+            self._group.add(self._agent_pid)
+        self._agent_handle = os.pidfd_open(self._agent_pid)
         self._loop.children[self._child] = self._on_child_dead
         self._agent.settimeout(START_LIMIT_S)
         try:
@@ -160,7 +163,10 @@ class Keeper:
         numbers = [fd for _, _, raw in ancillary for (fd,) in struct.iter_unpack("i", raw)]
         for fd, address in zip(numbers, self._orders["reach"], strict=True):
             os.set_inheritable(fd, False)
-            open_forward(self._loop, socket.socket(fileno=fd), address)
+            Forwarding(self._loop, socket.socket(fileno=fd), address)
+
+    def _pid_inside(self) -> int:
+        return self._agent_pid
 
     def is_acknowledged(self, server: socket.socket) -> bool:
         """Tell the creator, and wait for its answer: a creation that nobody took is undone."""
@@ -272,6 +278,10 @@ class Keeper:
                 return
             except (OSError, ValueError):
                 data, frame = b"", None
+            if frame is not None and frame[0][:1] == [b"reach"]:
+                self._loop.mute(fd)
+                self._ways.take(sock, frame[0][1:])
+                return
             if frame is not None:
                 stops = frame[0] == [b"stop"]
                 self._dead = self._dead or (stops and self.end())

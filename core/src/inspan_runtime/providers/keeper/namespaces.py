@@ -1,13 +1,14 @@
-"""Listen in a container's network namespace, from the host."""
+"""Listen in a sandbox's network namespace, from the host."""
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import struct
 
 from inspan_runtime.providers.exec_agent.lean import TYPE_CHECKING, socket
-from inspan_runtime.providers.exec_agent.main import bind_reach
+from inspan_runtime.providers.exec_agent.listeners import bind_reach
 
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWNET = 0x40000000
@@ -23,7 +24,7 @@ def bind_inside(pid: int, addresses: Sequence[tuple[str, int]]) -> list[socket.s
     A forked child enters the namespace, binds, hands the sockets over and ends.
 
     Args:
-        pid: The container's first process, as this host knows it.
+        pid: A process of the sandbox, as this host knows it.
         addresses: (host, port) pairs.
 
     Raises:
@@ -44,10 +45,20 @@ def bind_inside(pid: int, addresses: Sequence[tuple[str, int]]) -> list[socket.s
         os.waitpid(child, 0)
     numbers = [fd for _, _, raw in ancillary for (fd,) in struct.iter_unpack("i", raw)]
     if data != b"R":
-        raise OSError(1, data.decode("utf-8", "replace") or "the helper died")
+        number, _, words = data.decode("utf-8", "replace").partition(" ")
+        raise OSError(int(number or errno.EIO), words or "the helper died")
     for fd in numbers:
         os.set_inheritable(fd, False)
     return [socket.socket(fileno=fd) for fd in numbers]
+
+
+def has_own_network(pid: int) -> bool:
+    """Whether a process is in another network namespace than this one.
+
+    Raises:
+        OSError: This user may not know, or there is no such process.
+    """
+    return not os.path.samestat(os.stat(f"/proc/{pid}/ns/net"), os.stat("/proc/self/ns/net"))
 
 
 def _bind(pid: int, addresses: list[tuple[str, int]], answers: socket.socket) -> None:
@@ -55,7 +66,8 @@ def _bind(pid: int, addresses: list[tuple[str, int]], answers: socket.socket) ->
         _enter(pid)
         listeners = bind_reach(addresses)
     except OSError as error:
-        answers.send((error.strerror or str(error)).encode("utf-8", "replace")[:ANSWER_LIMIT_BYTES])
+        words = f"{error.errno or errno.EIO} {error.strerror or error}"
+        answers.send(words.encode("utf-8", "replace")[:ANSWER_LIMIT_BYTES])
         return
     numbers = struct.pack(f"{len(listeners)}i", *[one.fileno() for one in listeners])
     answers.sendmsg([b"R"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)])
@@ -71,6 +83,6 @@ def _enter(pid: int) -> None:
         try:
             if libc.setns(fd, kind) != 0:
                 number = ctypes.get_errno()
-                raise OSError(number, f"cannot enter the container's {name} namespace: {os.strerror(number)}")
+                raise OSError(number, f"cannot enter the sandbox's {name} namespace: {os.strerror(number)}")
         finally:
             os.close(fd)
