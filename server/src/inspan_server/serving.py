@@ -13,6 +13,8 @@ from typing import Any
 import anyio
 from hypercorn.config import Config
 
+from inspan_server.connections import end_with_their_clients
+
 LOOPBACK = "127.0.0.1"
 
 
@@ -77,6 +79,7 @@ async def serve_until(app: Any, config: Config, stopping: anyio.Event) -> None:
         stopping: Ends it once it is set; being cancelled does not skip the application's own shutdown.
     """
     worker: Any = import_module("hypercorn.trio" if _in_trio() else "hypercorn.asyncio")
+    end_with_their_clients()
     with anyio.CancelScope(shield=True):
         await worker.serve(app, config, shutdown_trigger=stopping.wait)
 

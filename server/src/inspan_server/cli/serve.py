@@ -17,7 +17,6 @@ from typing import NoReturn
 import anyio
 from anyio.abc import TaskStatus
 from attrs import define, field
-from hypercorn.asyncio import serve as serve_app
 from hypercorn.config import Config
 from starlette.applications import Starlette
 
@@ -33,6 +32,7 @@ from inspan_server.agent.guard import is_loopback
 from inspan_server.agent.logs import LogFormat, set_up_logging
 from inspan_server.agent.state_files import ADDRESS_FILE
 from inspan_server.collector import tune_collector
+from inspan_server.serving import serve_until
 
 DONE, UNCLOSED, INFRASTRUCTURE = 0, 1, 3
 BACKLOG = 1024
@@ -150,7 +150,7 @@ async def _run(app: Starlette, config: AgentConfig, listener: socket.socket) -> 
         print(f"inspan serve: {_url(listener, config)} runs {spec.name} {spec.version}", flush=True)
         hypercorn = http_config(config, listener)
         hypercorn.shutdown_timeout = ending.close_timeout_s + GRACEFUL_TIMEOUT_S
-        await serve_app(app, hypercorn, shutdown_trigger=ending.stop.wait)  # type: ignore[arg-type]
+        await serve_until(app, hypercorn, ending.stop)
         ending.watching.cancel()
     if ending.unclosed:
         print(f"inspan serve: not proven closed: {', '.join(sorted(ending.unclosed))}", file=sys.stderr)

@@ -1,0 +1,31 @@
+"""Connections of Hypercorn on asyncio, which end when their clients end them.
+
+Hypercorn 0.18 keeps a connection that its client has closed, and its descriptor, until the idle time has
+passed: some tens of clients a second that make a connection for each request would use up all descriptors.
+"""
+
+from __future__ import annotations
+
+from hypercorn.asyncio import run
+from hypercorn.asyncio.tcp_server import TCPServer
+
+
+class Connection(TCPServer):
+    """One connection; nothing waits for its idle time once nothing more can come."""
+
+    _is_over = False
+
+    async def _read_data(self) -> None:
+        await super()._read_data()
+        self._is_over = True
+        await self.idle_task.stop()
+
+    async def _idle_timeout(self) -> None:
+        # An answer that ends after its client did would begin to idle.
+        if not self._is_over:
+            await super()._idle_timeout()
+
+
+def end_with_their_clients() -> None:
+    """Let Hypercorn make such connections from now on, in this process."""
+    run.TCPServer = Connection  # type: ignore[attr-defined]
