@@ -215,7 +215,11 @@ class HangsUp(WrappedSandbox):
 
     async def reach(self, url, *, holder, timeout_s=30.0):
         way = await self.inner.reach(url, holder=holder)
-        return SimpleNamespace(url=way.url, close=way._stream.aclose)
+
+        async def close():
+            way._hang_up()
+
+        return SimpleNamespace(url=way.url, close=close)
 
 
 class TellsAnotherUrl(WrappedSandbox):

@@ -56,6 +56,7 @@ QUICK = [
     "hosts_processes_are_not_there",
     "hosts_network_is_not_there",
     "only_declared_urls_are_reached",
+    "closed_way_is_closed",
     "mounts_are_shown",
     "stop_leaves_no_process",
     "time_to_live_ends_it",

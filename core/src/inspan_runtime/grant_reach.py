@@ -1,4 +1,4 @@
-"""Whether the session's tool grants can be used from where the harness runs, tried before any model call."""
+"""Whether the session's servers can be used from where the harness runs, tried before any model call."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def try_grants(
     """
     if not grants:
         return TriedGrants(usable=())
-    report = await _probe(sandbox, python, grants)
+    report = await _probe(sandbox, python, [_order(grant) for grant in grants])
     usable, gaps = [], []
     for grant in grants:
         problem = _problem(report.get(grant.name), spec)
@@ -106,11 +106,27 @@ async def try_grants(
     return TriedGrants(usable=tuple(usable), gaps=tuple(gaps))
 
 
+async def try_url(sandbox: Sandbox, python: str, url: str) -> str | None:
+    """What keeps a server from answering HTTP inside the sandbox, or None: any answer of its own counts.
+
+    Args:
+        python: An interpreter inside.
+
+    Raises:
+        SandboxError: The sandbox failed.
+    """
+    order = {"name": url, "kind": "http", "url": url, "headers": {}, "limit_s": REQUIRED_LIMIT_S}
+    report = (await _probe(sandbox, python, [order])).get(url)
+    if report is None:
+        return "nothing is known of it"
+    problem = report.get("problem")
+    return None if problem is None else str(problem)[:REASON_LIMIT_CHARS]
+
+
 async def _probe(
-    sandbox: Sandbox, python: str, grants: Sequence[ToolAccess]
+    sandbox: Sandbox, python: str, orders: Sequence[Mapping[str, Any]]
 ) -> Mapping[str, Mapping[str, Any]]:
-    """By name, what the probe says of each grant; whom it says nothing of is not there."""
-    orders = [_order(grant) for grant in grants]
+    """By name, what the probe says of each server; whom it says nothing of is not there."""
     source = _source()
     try:
         result = await sandbox.exec(
@@ -121,14 +137,14 @@ async def _probe(
             output_limit_bytes=REPORT_LIMIT_BYTES,
         )
     except ExecTimeout as error:
-        raise SandboxError("the sandbox did not get to try the tool grants in time") from error
+        raise SandboxError("the sandbox did not get to try the servers in time") from error
     try:
         report = json.loads(result.stdout)
         return {str(each["name"]): each for each in report}
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         said = result.stderr.decode("utf-8", "replace").strip()[-REASON_LIMIT_CHARS:]
         raise SandboxError(
-            f"trying the tool grants failed in the sandbox (exit code {result.exit_code}): {said}"
+            f"trying the servers failed in the sandbox (exit code {result.exit_code}): {said}"
         ) from error
 
 

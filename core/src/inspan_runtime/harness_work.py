@@ -37,6 +37,7 @@ from inspan_runtime.packing import pack_artifacts, pack_grants, pack_parsed
 from inspan_runtime.preflight import Wanted, preflight, require
 from inspan_runtime.redaction import redacted, redacted_text, secrets_of, without_secrets
 from inspan_runtime.room import Room
+from inspan_runtime.session_reach import SessionReach
 
 _logger = logging.getLogger(__name__)
 RECONNECT_TIMEOUT_S = 30.0
@@ -92,6 +93,8 @@ class HarnessWork:
         tool_accesses: The grants that the harness has to make usable.
         granted: All grants of the session, also those that it cannot use: their secrets are ours to keep.
         resources_cookies: The jar that tool calls changed, or None.
+        model_url: The Model Server's URL, without the rollout's prefix; None: it is not looked after.
+        reached: The ways from inside to servers of this host.
         run_parser: Where the parser runs.
     """
 
@@ -115,6 +118,8 @@ class HarnessWork:
     granted: tuple[ToolAccess, ...] = field(init=False, repr=False)
     resources_cookies: Mapping[str, str] | None = field(default=None, repr=False)
     run_parser: RunParser = in_worker_thread
+    model_url: str | None = None
+    reached: SessionReach = field(factory=SessionReach)
     _provider: SandboxProvider | None = None
     _installer: SandboxInstaller | None = None
 
@@ -153,14 +158,17 @@ class HarnessWork:
     async def reconnect(self, room: Room) -> Sandbox:
         """Reach the sandbox again after a restart: a supplied one as seeded, ours by its descriptor."""
         if self.owned is None or self.seed.sandbox_access is not None:
-            return await self.connect(room, timeout_s=RECONNECT_TIMEOUT_S)
-        descriptor = self.descriptor
-        if descriptor is None:
-            raise InspanError("the descriptor of the session's own sandbox is not known")
-        return await self._reach(
-            self.owned.provider,
-            lambda provider: provider.connect(descriptor, timeout_s=RECONNECT_TIMEOUT_S),
-        )
+            sandbox = await self.connect(room, timeout_s=RECONNECT_TIMEOUT_S)
+        else:
+            descriptor = self.descriptor
+            if descriptor is None:
+                raise InspanError("the descriptor of the session's own sandbox is not known")
+            sandbox = await self._reach(
+                self.owned.provider,
+                lambda provider: provider.connect(descriptor, timeout_s=RECONNECT_TIMEOUT_S),
+            )
+        await self.reached.open_again(sandbox, self.model_url, self.tool_accesses, holder=_holder(room))
+        return sandbox
 
     async def _reach(
         self, provider_name: str, reach: Callable[[SandboxProvider], Awaitable[Sandbox]]
@@ -193,6 +201,7 @@ class HarnessWork:
             self._provider = self.providers[self.owned.provider]()
         if room.sandbox is not None:
             await self._take_usage(room.sandbox)
+            await self.reached.close()
             await room.sandbox.stop()
         else:
             await self._provider.stop(_key(room, key), timeout_s=timeout_s)
@@ -201,6 +210,7 @@ class HarnessWork:
 
     async def disconnect(self, room: Room) -> None:
         """Drop the connection and the provider's client."""
+        await self.reached.close()
         if room.sandbox is not None:
             await self._take_usage(room.sandbox)
             await room.sandbox.disconnect()
@@ -233,10 +243,14 @@ class HarnessWork:
         for warning in found.warnings:
             _logger.info("sandbox %s: %s", self.sandbox_id, warning)
         require(found)
+        await self._open_ways(room)
         with without_secrets(self._secrets()):
             self.runtime = dict(await self.harness.install(SessionContext(**self._context(room))))
         room.keep("runtime", json.dumps(self.runtime).encode())
-        await self._try_grants(room)
+        await self._try_servers(room)
+
+    async def _open_ways(self, room: Room) -> None:
+        await self.reached.open(room.connected, self.model_url, self.tool_accesses, holder=_holder(room))
 
     def _wanted(self, room: Room) -> Wanted:
         """What the harness declares; a runtime's own needs are looked at when it is installed."""
@@ -254,26 +268,31 @@ class HarnessWork:
             image=image,
         )
 
-    async def _try_grants(self, room: Room) -> None:
-        """Connect to the granted servers from inside; the harness gets those that can be used."""
+    async def _try_servers(self, room: Room) -> None:
+        """Connect to the model and the granted servers from inside; the harness gets what can be used."""
         python = (await self._context(room)["installer"].target()).python or self.runtime.get("python")
         if self.tool_accesses and not isinstance(python, str):
             raise UnsupportedTarget("the sandbox has no Python 3.8 or newer, by which tool grants are tried")
-        tried = await try_grants(room.connected, str(python), self.harness.spec, self.tool_accesses)
-        self.tool_accesses = tried.usable
+        if self.model_url is not None and isinstance(python, str):
+            await self.reached.try_model(room.connected, python, self.model_url)
+        inside = self.reached.inside_grants(self.tool_accesses)
+        tried = await try_grants(room.connected, str(python), self.harness.spec, inside)
+        names = [grant.name for grant in tried.usable]
+        self.tool_accesses = tuple(grant for grant in self.tool_accesses if grant.name in names)
         self.gaps.extend(tried.gaps)
-        room.keep("grants", pack_grants([grant.name for grant in tried.usable], self.gaps))
+        room.keep("grants", pack_grants(names, self.gaps))
 
     async def stage(self, room: Room, *, run_timeout_s: float) -> SandboxCommand:
         """Let the plugin stage the activation."""
         activation = self.activation
         if activation is None:
             raise InspanError("staging was ordered before an activation was bound")
+        await self._open_ways(room)
         context = RunContext(
             **self._context(room),
             request=activation.request,
             runtime=self.runtime,
-            model_base_url=activation.model_base_url,
+            model_base_url=self.reached.inside(activation.model_base_url),
             model_name=activation.model_name,
             model_key=activation.model_key,
             run_timeout_s=run_timeout_s,
@@ -295,7 +314,7 @@ class HarnessWork:
             "workdir": room.workdir,
             "installer": self._installer,
             "options": self.options,
-            "tool_accesses": self.tool_accesses,
+            "tool_accesses": self.reached.inside_grants(self.tool_accesses),
         }
 
     def forget_run(self) -> None:
@@ -350,6 +369,11 @@ class HarnessWork:
         room.keep("parsed", pack_parsed(parsed))
         self.parsed = parsed
         return parsed.outcome, None if parsed.detail is None else str(parsed.detail)
+
+
+def _holder(room: Room) -> str:
+    """The name by which this record of the session holds its ways."""
+    return posixpath.basename(room.session_dir)
 
 
 def _key(room: Room, key: str) -> str:

@@ -316,6 +316,7 @@ class AgentService(SessionViews):
             cache=self._cache,
             uses_scratch=self.settings.session_dir_root is None,
             run_parser=self._run_parser,
+            model_url=self.settings.model_base_url,
             tool_accesses=usable_grants(
                 self.harness.spec, effective_tool_accesses(seed, self.settings.tool_accesses)
             ),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import weakref
 from pathlib import Path
 
 import anyio
-from anyio.abc import SocketStream
+from anyio.abc import SocketAttribute
 
 from inspan_core.errors import ReachUnavailable, SandboxTransportError
-from inspan_runtime.providers.agent_client import Call, connect_to
+from inspan_runtime.providers.agent_client import RECEIVE_BYTES, Call, connect_to
+from inspan_runtime.providers.exec_agent.frames import encode
 from inspan_runtime.providers.reach import at_port, loopback_address
 
 CLOSE_LIMIT_S = 10.0
@@ -19,33 +23,35 @@ class Way:
 
     Args:
         url: As it is used inside.
-        stream: The connection that holds it.
+        fd: The connection that holds it; hung up with this object.
     """
 
-    def __init__(self, url: str, stream: SocketStream) -> None:
+    def __init__(self, url: str, fd: int) -> None:
         self.url = url
-        self._stream: SocketStream | None = stream
+        self._fd = fd
+        self._hang_up = weakref.finalize(self, os.close, fd)
 
     def __repr__(self) -> str:
         return f"<way to {self.url}>"
 
     async def close(self) -> None:
         """See `inspan_core.sandbox.Reached.close`."""
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            await let_go(stream)
+        if self._hang_up.detach() is not None:
+            await let_go(socket.socket(fileno=self._fd))
 
 
-async def let_go(stream: SocketStream) -> None:
+async def let_go(sock: socket.socket) -> None:
     """Close a way by its connection, and wait until it is closed; one that is gone is success."""
-    with anyio.move_on_after(CLOSE_LIMIT_S, shield=True):
+    with sock, anyio.move_on_after(CLOSE_LIMIT_S, shield=True):
+        sock.setblocking(False)
         try:
-            call = Call(stream)
-            await call.send([b"close"])
-            await call.end()  # The listener inside is closed before the connection.
-        except (anyio.BrokenResourceError, OSError):  # Its keeper has ended, and the way with it.
+            sock.send(encode([b"close"]))
+            while True:  # The listener inside is closed before the connection.
+                await anyio.wait_readable(sock)
+                if not sock.recv(RECEIVE_BYTES):
+                    break
+        except OSError:  # Its keeper has ended, and the way with it.
             pass
-    await anyio.aclose_forcefully(stream)
 
 
 async def open_way(
@@ -74,22 +80,23 @@ async def open_way(
         return None
     try:
         with anyio.fail_after(timeout_s):
-            stream = await connect_to(folder, name, what)
-            try:
-                call = Call(stream)
-                await call.send([b"reach", holder.encode(), address[0].encode(), b"%d" % address[1]])
-                port = _port(await call.fields(), what, url)
-            except BaseException:
-                await let_go(stream)
-                raise
+            async with await connect_to(folder, name, what) as stream:
+                fd = os.dup(stream.extra(SocketAttribute.raw_socket).fileno())
+                try:
+                    call = Call(stream)
+                    await call.send([b"reach", holder.encode(), address[0].encode(), b"%d" % address[1]])
+                    port = _port(await call.fields(), what, url)
+                except BaseException:
+                    await let_go(socket.socket(fileno=fd))
+                    raise
     except TimeoutError as error:
         raise SandboxTransportError(f"{what} to {url}: no answer within {timeout_s:g} s") from error
     except (anyio.EndOfStream, anyio.BrokenResourceError, ConnectionError) as error:
         raise SandboxTransportError(f"{what} to {url}: the connection broke") from error
     if port == 0:
-        await anyio.aclose_forcefully(stream)
+        os.close(fd)
         return None
-    return Way(url if port == address[1] else at_port(url, port), stream)
+    return Way(url if port == address[1] else at_port(url, port), fd)
 
 
 def _port(reply: list[bytes], what: str, url: str) -> int:
