@@ -191,6 +191,27 @@ def answer(**changes):
     return json.dumps({**facts, **changes}).encode()
 
 
+@pytest.mark.parametrize(
+    "output",
+    [
+        b"[" * 60_000,
+        answer(clock=float("inf")),
+        answer(places=[{"path": "/s", "tried": "/", "writes": True, "runs": True, "free_kib": float("inf")}]),
+        answer(places=[]),
+        answer(places=[None]),
+        answer(places=[{"path": [], "tried": "/", "writes": True, "runs": True, "free_kib": None}]),
+        answer(python=["/usr/bin/python3"]),
+        answer(libc_version={}),
+        answer(programs={"git": 7}),
+    ],
+    ids=lambda output: ascii(output[-40:]),
+)
+def test_answers_that_only_look_like_one_are_refused(output):
+    """A task's own `sh` may print anything."""
+    with pytest.raises(UnsupportedTarget, match="usable POSIX shell"):
+        read_facts(output, 0.0, ())
+
+
 PINNED = "sha256:" + "a" * 64
 
 

@@ -201,6 +201,11 @@ def read_facts(output: bytes, host_clock_s: float, images: tuple[str, ...]) -> F
             for one in found["places"]
             if one is not None
         ]
+        texts = [found["python"], found["libc_version"], found.get("python_version"), found["certificates"]]
+        texts += [*found["shells"].values(), *found["programs"].values()]
+        texts += [part for one in places for part in (one.path, one.tried)]
+        if not places or not all(one is None or isinstance(one, str) for one in texts):
+            raise TypeError("a text or a place is missing")
         return Facts(
             os=str(found["os"] or "").lower(),
             arch=ARCHITECTURES.get(found["arch"], found["arch"] or ""),
@@ -216,7 +221,7 @@ def read_facts(output: bytes, host_clock_s: float, images: tuple[str, ...]) -> F
             clock_skew_s=None if clock is None else int(clock) - host_clock_s,
             images=images,
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise UnsupportedTarget(
             f"the sandbox has no usable POSIX shell: the preflight printed {output[:200]!r}"
         ) from error

@@ -112,7 +112,7 @@ class BubblewrapProvider:
 
     def _check(self, spec: SandboxSpec) -> None:
         check_spec(NAME, spec)
-        check_mounts(spec.mounts, spec.workdir)
+        check_mounts(spec.mounts, spec.workdir, self._kept.runtime_dir)
         loopback_addresses(spec.reach)
         check_root(spec.root)
 

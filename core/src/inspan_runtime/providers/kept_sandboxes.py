@@ -136,6 +136,15 @@ class KeptSandboxes:
             raise SandboxConnectError(
                 f"this is a descriptor of provider {given['provider']!r}, not of {self.kind!r}"
             )
+        if not state_folder.SANDBOX_ID.fullmatch(str(given["sandbox_id"])):
+            raise SandboxConnectError(
+                f"descriptor of a {self.kind} sandbox: sandbox_id is {given['sandbox_id']!r}, "
+                f"not a name that this provider gives"
+            )
+        if not str(given["workdir"]).startswith("/") or "\0" in str(given["workdir"]):
+            raise SandboxConnectError(
+                f"descriptor of {given['sandbox_id']}: workdir is {given['workdir']!r}, not an absolute path"
+            )
         state = Path(str(given["state"]))
         folder = self.runtime_dir / self.kind
         if state.parent != folder or state.name != given["sandbox_id"]:

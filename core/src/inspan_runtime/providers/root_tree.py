@@ -25,6 +25,8 @@ def check_root(root: str) -> None:
     Raises:
         ConfigError: Naming it.
     """
+    if os.path.realpath(root) == "/":
+        raise ConfigError(f'root: {root!r} would show all of the host; "host" hides what it keeps to itself')
     if root == "host" or (os.path.isabs(root) and (os.path.isdir(root) or is_tar(root))):
         return
     raise ConfigError(f'root: {root!r} is neither "host" nor the absolute path of a folder or a tar')

@@ -6,6 +6,7 @@ import os
 import posixpath
 import stat
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from inspan_core.errors import ConfigError, MountConflict
@@ -51,7 +52,7 @@ def check_spec(kind: str, spec: SandboxSpec) -> None:
         if not most > 0:
             raise ConfigError(f"{limit}: {most!r} is not greater than 0")
     for name, value in spec.env.items():
-        if not name or "=" in name or "\0" in name + value:
+        if not name or "=" in name or "\0" in name + value or not _is_encodable(name + value):
             raise ConfigError(f"env: {name!r} is not a variable that a process can have")
 
 
@@ -70,8 +71,13 @@ def refuse_limits(kind: str, spec: SandboxSpec) -> None:
         raise ConfigError(f"{limit}: {value!r} is given, but provider {kind} cannot limit it")
 
 
-def check_mounts(mounts: Sequence[Mount], workdir: str) -> None:
-    """Refuse mounts that cannot be made.
+def check_mounts(mounts: Sequence[Mount], workdir: str, runtime_dir: Path) -> None:
+    """Refuse mounts that cannot be made, and those that would show the sockets of sandboxes.
+
+    Args:
+        mounts: The specification's.
+        workdir: Its folder inside.
+        runtime_dir: Where the state folders are.
 
     Raises:
         MountConflict: Naming the mount.
@@ -100,10 +106,22 @@ def check_mounts(mounts: Sequence[Mount], workdir: str) -> None:
             raise MountConflict(f"{what}: the source cannot be used: {error.strerror}") from error
         if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
             raise MountConflict(f"{what}: the source is neither a folder nor a regular file")
+        source, runtime = os.path.realpath(one.source), os.path.realpath(runtime_dir)
+        if _inside(runtime, source) or _inside(source, runtime):
+            raise MountConflict(f"{what}: it would show {runtime}, which has the sockets of all sandboxes")
 
 
 def _is_plain(path: str) -> bool:
-    return path.startswith("/") and path != "/" and posixpath.normpath(path) == path and "\0" not in path
+    is_normal = path.startswith("/") and path != "/" and posixpath.normpath(path) == path
+    return is_normal and "\0" not in path and _is_encodable(path)
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _inside(path: str, folder: str) -> bool:

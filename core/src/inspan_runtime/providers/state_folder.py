@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import secrets
 import stat
 import subprocess
@@ -20,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from inspan_core.errors import ProviderUnavailable
+from inspan_core.errors import ConfigError, ProviderUnavailable
 
 ABANDONED_AFTER_S = 60.0
 META_LIMIT_BYTES = 1024 * 1024
@@ -34,9 +35,12 @@ def default_runtime_dir() -> Path:
     return Path(given, "inspan") if given else Path(f"/tmp/inspan-{os.getuid()}")
 
 
+SANDBOX_ID = re.compile(r"inspan-[0-9a-f]{16}")
+
+
 def sandbox_id_of(folder: Path, key: str) -> str:
     """Return the one name that a key's sandbox has in a folder; no other folder's has it."""
-    name = os.fsencode(folder) + b"\0" + key.encode()
+    name = os.fsencode(folder) + b"\0" + key.encode("utf-8", "surrogatepass")
     return "inspan-" + hashlib.sha256(name).hexdigest()[:16]
 
 
@@ -64,16 +68,29 @@ def claim(folder: Path, sandbox_id: str, meta: Mapping[str, Any]) -> tuple[Path,
 
     Returns:
         Its path and the descriptor that holds its lock; None when the sandbox id is taken.
+
+    Raises:
+        ConfigError: What is written of it would be too long to be read again.
     """
+    text = json.dumps(meta)
+    if len(text) > META_LIMIT_BYTES:
+        raise ConfigError(
+            f"labels and key of {sandbox_id}: {len(text)} bytes with the descriptor, "
+            f"at most {META_LIMIT_BYTES} are kept"
+        )
     made = folder / f".new-{secrets.token_hex(8)}"
     made.mkdir(mode=0o700)
-    lock_fd = os.open(made / "lock", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        lock_fd = os.open(made / "lock", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError:
+        remove(made)
+        raise
     try:
         fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         for name in ("space", "home"):
             (made / name).mkdir(mode=0o700)
         with open(made / "meta.json", "x", encoding="utf-8") as file:
-            json.dump(meta, file)
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         add_holder(made)

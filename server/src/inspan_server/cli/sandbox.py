@@ -112,7 +112,7 @@ async def _found(blocks: Blocks) -> tuple[list[Found], dict[str, str]]:
                 if (block.kind, held.sandbox_id) not in seen:
                     seen.add((block.kind, held.sandbox_id))
                     found.append((block, provider, held))
-        except (ConfigError, ProviderUnavailable, SandboxError) as error:
+        except (ConfigError, ProviderUnavailable, SandboxError, OSError) as error:
             faults[name] = str(error)
     return found, faults
 

@@ -136,7 +136,7 @@ class DockerProvider:
 
     def _check(self, spec: SandboxSpec) -> None:
         check_spec(NAME, evolve(spec, image=None))
-        check_mounts(spec.mounts, spec.workdir)
+        check_mounts(spec.mounts, spec.workdir, self._kept.runtime_dir)
         loopback_addresses(spec.reach)
         if spec.root != "host":
             raise ConfigError(f"root: {spec.root!r}: provider {NAME} takes an image, not a folder")

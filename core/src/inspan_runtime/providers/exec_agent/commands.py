@@ -43,6 +43,16 @@ class Tail:
         return bytes(self._kept[max(0, len(self._kept) - self._limit) :]), self._seen > self._limit
 
 
+_null: list[int] = []
+
+
+def null_fd() -> int:
+    """Return what reads as an empty file: opened once, for later the name may be a FIFO of a command's."""
+    if not _null:
+        _null.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
+    return _null[0]
+
+
 class Exec:
     """A command, from its fork to its reply."""
 
@@ -76,27 +86,29 @@ class Exec:
         self._deadline = loop.call_at(deadline, self._time_out)
 
     def _spawn(self, argv: list[bytes], env: dict[bytes, bytes], cwd: bytes) -> None:
-        out, err = os.pipe(), os.pipe()
-        into = (os.open("/dev/null", os.O_RDONLY), None) if self._body_ended else os.pipe()
+        nothing = null_fd()
+        ends: list[int] = []
         try:
+            for _ in range(2 if self._body_ended else 3):
+                ends += os.pipe()
             self._pid = os.fork()
         except OSError:
-            for fd in (*out, *err, *into):
-                if fd is not None:
-                    os.close(fd)
+            for fd in ends:
+                os.close(fd)
             raise
+        theirs = (ends[4] if ends[4:] else nothing, ends[1], ends[3])
         if self._pid == 0:
             self._memory.offer_self()
-            become(argv, env, cwd, (into[0], out[1], err[1]))
-        for fd in (into[0], out[1], err[1]):
+            become(argv, env, cwd, theirs)
+        for fd in (*ends[4:5], ends[1], ends[3]):
             os.close(fd)
         self._loop.children[self._pid] = self._on_exit
-        self._outputs: list[int | None] = [out[0], err[0]]
-        for index, fd in enumerate((out[0], err[0])):
+        self._outputs: list[int | None] = [ends[0], ends[2]]
+        for index, fd in enumerate((ends[0], ends[2])):
             os.set_blocking(fd, False)
             self._loop.watch(fd, select.EPOLLIN, self._reader(index))
-        if into[1] is not None:
-            self._stdin = into[1]
+        if ends[4:]:
+            self._stdin = ends[5]
             os.set_blocking(self._stdin, False)
             self._loop.watch(self._stdin, 0, self._write)
 
@@ -133,8 +145,11 @@ class Exec:
         if self._answer is not None:
             self._connection.reply(*self._answer)
 
-    def _write(self, _events: int) -> None:
+    def _write(self, events: int) -> None:
         if self._stdin is None:
+            return
+        if events & select.EPOLLERR:  # Nobody reads any more, which would be reported without end.
+            self._close_stdin()
             return
         try:
             written = os.write(self._stdin, self._unwritten[:CHUNK_BYTES]) if self._unwritten else 0

@@ -28,6 +28,31 @@ def split_path(path: bytes) -> tuple[bytes, bytes]:
     return parent or b"/", name
 
 
+def open_folder(path: bytes) -> int:
+    """Return a handle of an absolute path's folder, made with all that leads to it.
+
+    Part by part: `os.makedirs` calls itself, and a path may have 2047 parts.
+    """
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+    try:
+        return os.open(path, flags)
+    except FileNotFoundError:
+        at = os.open("/", flags)
+    try:
+        for part in filter(None, path.split(b"/")):
+            try:
+                os.mkdir(part, dir_fd=at)
+            except FileExistsError:  # Or it is no folder: opening it tells.
+                pass
+            inner = os.open(part, flags, dir_fd=at)
+            os.close(at)
+            at = inner
+    except OSError:
+        os.close(at)
+        raise
+    return at
+
+
 def kind_of(mode: int) -> bytes:
     """Return what a thing is, when it is no regular file."""
     kinds = ((stat.S_ISLNK, b"a symbolic link"), (stat.S_ISDIR, b"a folder"), (stat.S_ISFIFO, b"a FIFO"),
@@ -49,8 +74,7 @@ class Upload:
         self._file: int | None = None
         try:
             parent, self._name = split_path(fields[1])
-            os.makedirs(parent, exist_ok=True)
-            self._folder = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._folder = open_folder(parent)
             self._refuse_taken(self._folder)
             self._part = b".inspan-" + os.urandom(8).hex().encode() + b".part"
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -137,7 +161,9 @@ class Download:
                     raise Refused(b"unsafe", b"it is " + kind_of(found.st_mode))
                 if found.st_size > limit and not tail:
                     raise Refused(b"too_large", b"%d" % found.st_size)
-                self._file = os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_CLOEXEC)
+                # A lease on the file would hold up everybody's operations until the kernel breaks it.
+                flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+                self._file = os.open(f"/proc/self/fd/{handle}", flags)
             finally:
                 os.close(handle)
             os.lseek(self._file, max(0, found.st_size - limit), os.SEEK_SET)

@@ -9,6 +9,7 @@ import select
 import struct
 import time
 
+from inspan_runtime.providers.exec_agent.commands import null_fd
 from inspan_runtime.providers.exec_agent.connections import Connection
 from inspan_runtime.providers.exec_agent.descendants import descendants_of
 from inspan_runtime.providers.exec_agent.lean import TYPE_CHECKING, accept, signal, socket
@@ -108,6 +109,7 @@ def last_words(error: BaseException) -> str:
 
 
 def serve(control: socket.socket, orders: dict[str, Any], memory: MemoryWatch) -> None:
+    null_fd()
     loop = Loop()
     listener = socket.socket(fileno=LISTEN_FD)
     listener.setblocking(False)

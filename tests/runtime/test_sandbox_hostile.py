@@ -1,0 +1,253 @@
+"""Commands inside that turn against the agent and others' operations, and names that are no names."""
+
+import os
+import resource
+import socket
+import struct
+import time
+from pathlib import Path
+
+import anyio
+import pytest
+
+from inspan_core.errors import (
+    ConfigError,
+    MountConflict,
+    SandboxConnectError,
+    SandboxError,
+    UnsafePath,
+    UsageError,
+)
+from inspan_core.sandbox import Mount, SandboxSpec
+from inspan_runtime.providers.bubblewrap import BubblewrapProvider
+from inspan_runtime.providers.exec_agent.files import open_folder
+from inspan_runtime.providers.exec_agent.frames import encode
+from inspan_runtime.testing.sandbox_check_support import opened, out
+
+pytestmark = [pytest.mark.anyio, pytest.mark.sandbox]
+WORKDIR = "/task"
+PATIENCE_S = 15.0
+SURROGATE = "\ud800"
+F_SETLEASE = 1024
+LEASE = f"""
+import fcntl, os, signal, time
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+fd = os.open("leased", os.O_RDWR | os.O_CREAT)
+fcntl.fcntl(fd, {F_SETLEASE}, fcntl.F_WRLCK)
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def provider(run_dir):
+    return BubblewrapProvider({"runtime_dir": str(run_dir)})
+
+
+def make_spec(**changes):
+    return SandboxSpec(**{"workdir": WORKDIR, "ttl_s": 120.0, **changes})
+
+
+async def test_lease_on_a_file_holds_nobody_up(provider):
+    """The kernel lets whoever opens such a file wait for 45 s, and the agent has one thread."""
+    async with opened(provider, make_spec) as sandbox:
+        hold = f"exec {sandbox.descriptor['python']} -I -c '{LEASE}' >said 2>&1 &"
+        hold += " until grep -q . said; do sleep 0.01; done; cat said"
+        assert await out(sandbox, hold) == b"held\n"
+        with pytest.raises(SandboxError, match="temporarily unavailable"):
+            await sandbox.download(f"{WORKDIR}/leased", limit_bytes=10)
+        assert await out(sandbox, "echo on") == b"on\n"
+
+
+async def test_path_of_many_folders_is_made(provider):
+    """As deep as a path may be; also deeper than functions may call themselves."""
+    deep = f"{WORKDIR}" + "/d" * 2000 + "/file"
+    async with opened(provider, make_spec) as sandbox:
+        await sandbox.upload(deep, b"deep")
+        assert (await sandbox.download(deep, limit_bytes=10)).data == b"deep"
+        with pytest.raises(SandboxError, match="File name too long"):
+            await sandbox.upload(f"{WORKDIR}" + "/d" * 4000 + "/file", b"deeper")
+        assert await out(sandbox, "echo on") == b"on\n"
+
+
+async def test_folders_are_made_through_links_and_not_over_files(tmp_path):
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "real").mkdir()
+    (tmp_path / "file").write_bytes(b"")
+    for _ in range(2):
+        fd = open_folder(bytes(tmp_path / "link" / "a" / ".." / "b"))
+        assert os.path.samestat(os.fstat(fd), os.stat(tmp_path / "real" / "b"))
+        os.close(fd)
+    for refused in ("file", "file/below"):
+        with pytest.raises(NotADirectoryError):
+            open_folder(bytes(tmp_path / refused))
+    (tmp_path / "dangling").symlink_to("nothing")
+    with pytest.raises(FileNotFoundError):
+        open_folder(bytes(tmp_path / "dangling" / "below"))
+
+
+def children_of(pid):
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if int((entry / "stat").read_bytes().rsplit(b")", 1)[1].split()[1]) == pid:
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+def connect(sock, sandbox):
+    """By the open folder: the name of a socket has 107 bytes at most."""
+    folder = os.open(sandbox.descriptor["state"], os.O_PATH)
+    sock.connect(f"/proc/self/fd/{folder}/agent.sock")
+    os.close(folder)
+
+
+def agent_of(sandbox):
+    """The agent as the host knows it: whoever listened for it is the keeper, its grandparent."""
+    with socket.socket(socket.AF_UNIX) as asking:
+        connect(asking, sandbox)
+        (keeper,) = struct.unpack_from("i", asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    (bubblewrap,) = children_of(keeper)
+    (agent,) = children_of(bubblewrap)
+    return agent
+
+
+async def test_descriptors_that_ran_out_come_back(provider):
+    """A command that could not be started for want of descriptors leaves none of its own open."""
+    async with opened(provider, make_spec) as sandbox:
+        await sandbox.exec(["cat"], timeout_s=20, stdin=b"x")
+        agent = agent_of(sandbox)
+
+        def count():
+            return len(os.listdir(f"/proc/{agent}/fd"))
+
+        deadline = time.monotonic() + PATIENCE_S
+        while (before := count()) > count() and time.monotonic() < deadline:
+            await anyio.sleep(0.01)
+        soft, hard = resource.prlimit(agent, resource.RLIMIT_NOFILE)
+        for room in range(1, 7):  # One is the connection's.
+            resource.prlimit(agent, resource.RLIMIT_NOFILE, (before + room, hard))
+            with pytest.raises(SandboxError, match="Too many open files"):
+                await sandbox.exec(["cat"], timeout_s=20, stdin=b"x")
+        resource.prlimit(agent, resource.RLIMIT_NOFILE, (soft, hard))
+        assert await out(sandbox, "echo on") == b"on\n"
+        while count() != before and time.monotonic() < deadline:
+            await anyio.sleep(0.01)
+        assert count() == before
+
+
+async def test_closed_input_does_not_keep_the_agent_busy(provider):
+    """A pipe that nobody reads is ready without end, while more of the input is on its way."""
+    async with opened(provider, make_spec) as sandbox:
+        agent = agent_of(sandbox)
+        head = [
+            b"exec",
+            b"60.0",
+            b"1000",
+            b"2000",
+            b"/",
+            b"3",
+            b"sh",
+            b"-c",
+            b"exec <&-; echo $$ >closed; read x </fifo",
+        ]
+        await sandbox.exec(["mkfifo", "/fifo"], timeout_s=20)
+        with socket.socket(socket.AF_UNIX) as half:
+            connect(half, sandbox)
+            half.sendall(encode(head))
+            assert await out(sandbox, "until [ -s /closed ]; do sleep 0.01; done; echo on") == b"on\n"
+
+            def turns():
+                return sum(
+                    int(one)
+                    for one in Path(f"/proc/{agent}/stat").read_text().rsplit(")", 1)[1].split()[11:13]
+                )
+
+            before = turns()
+            await out(sandbox, "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done")
+            assert turns() - before < 3
+
+
+@pytest.mark.parametrize("path", [f"/task/{SURROGATE}", "/task/\0"])
+async def test_names_that_no_file_can_have_are_unsafe(provider, path):
+    async with opened(provider, make_spec) as sandbox:
+        with pytest.raises(UnsafePath):
+            await sandbox.upload(path, b"")
+        with pytest.raises(UnsafePath):
+            await sandbox.download(path, limit_bytes=1)
+        with pytest.raises(UsageError):
+            await sandbox.exec(["echo", path], timeout_s=5)
+
+
+@pytest.mark.parametrize("name", ["a\nb", "\udcff\udcfe", "x" * 255, "-rf", "*", " ", "'\"$(id)`"])
+async def test_odd_names_are_names(provider, name):
+    async with opened(provider, make_spec) as sandbox:
+        await sandbox.upload(f"{WORKDIR}/{name}", b"odd", mode=0o600)
+        assert (await sandbox.download(f"{WORKDIR}/{name}", limit_bytes=3)).data == b"odd"
+        assert await out(sandbox, "ls -A | wc -c") == b"%d\n" % (
+            len(name.encode("utf-8", "surrogateescape")) + 1
+        )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sandbox_id": "inspan-\0"},
+        {"sandbox_id": SURROGATE},
+        {"sandbox_id": "x" * 300},
+        {"sandbox_id": ".."},
+        {"sandbox_id": "inspan-0123456789abcdef", "workdir": "relative"},
+        {"sandbox_id": "inspan-0123456789abcdef", "workdir": "/\0"},
+    ],
+    ids=ascii,
+)
+async def test_descriptors_with_names_of_no_sandbox_are_refused(provider, run_dir, change):
+    state = f"{run_dir}/bubblewrap/{change['sandbox_id']}"
+    with pytest.raises(SandboxConnectError):
+        await provider.connect({"provider": "bubblewrap", "state": state, "workdir": WORKDIR, **change})
+
+
+async def test_key_may_be_any_text(provider):
+    sandbox = await provider.create(make_spec(), key=SURROGATE)
+    assert await sandbox.is_alive()
+    await provider.stop(SURROGATE)
+    assert not await sandbox.is_alive()
+
+
+async def test_what_could_not_be_read_again_is_refused(provider, run_dir):
+    """Otherwise a sandbox is there that nobody finds, nor stops by its key."""
+    with pytest.raises(ConfigError, match="labels"):
+        await provider.create(make_spec(labels={"long": "x" * 2**20}), key="k")
+    assert list((run_dir / "bubblewrap").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"env": {"A": SURROGATE}}, {"workdir": f"/{SURROGATE}"}, {"root": "/"}, {"root": "/usr/.."}],
+    ids=ascii,
+)
+async def test_specifications_that_no_sandbox_can_have_are_refused(provider, change):
+    with pytest.raises(ConfigError):
+        await provider.create(make_spec(**change), key="k")
+
+
+async def test_mount_never_shows_the_sockets_of_sandboxes(provider, run_dir, tmp_path):
+    other = await provider.create(make_spec(), key="other")
+    (tmp_path / "link").symlink_to(run_dir)
+    for source in (tmp_path, run_dir, tmp_path / "link", run_dir / "bubblewrap"):
+        with pytest.raises(MountConflict, match="sockets of all sandboxes"):
+            await provider.create(make_spec(mounts=(Mount(source=str(source), target="/shown"),)), key="k")
+    await other.stop()
