@@ -156,7 +156,7 @@ async def test_what_is_no_loopback_needs_no_way_and_a_gone_sandbox_has_none(prov
 async def test_an_engine_elsewhere_can_open_none(tmp_path):
     engine = Engine(executable="/bin/false", options=("--host", "tcp://192.0.2.1:2375"))
     with pytest.raises(
-        ReachUnavailable, match="http://127[.]0[.]0[.]1:80 cannot be opened: the engine is not on this host"
+        ReachUnavailable, match=r"http://127[.]0[.]0[.]1:80 cannot be opened: the engine is not on this host"
     ):
         await open_borrowed_way(
             engine,
