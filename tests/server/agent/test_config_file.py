@@ -218,9 +218,21 @@ def test_a_program_that_a_provider_needs_and_that_is_not_there_is_told(write, ca
         ({"harness": "pi", "harness_options": {"max_retries": -1}}, "'max_retries' of pi is -1"),
         ({"harness": "codex", "harness_options": {"system_prompt": "x"}}, "'system_prompt' of codex is 'x'"),
         ({"host": "0.0.0.0"}, "host 0.0.0.0 is reached from other machines"),
-        ({"tls": {"certfile": "/none.pem", "keyfile": "/none.key"}}, "tls: the certificate, its key"),
+        ({"tls": {"certfile": "/c.pem", "keyfile": "/k.pem"}}, "tls: /c.pem, /k.pem: cannot be used"),
         ({"num_workers": 4}, "num_workers is 4, must be 1: the state of sessions lives in one process"),
         ({"prot": 1}, "prot is not a known key; did you mean port?"),
+        ({"port": 65536}, "port is 65536, must be at most 65535"),
+        ({"state_dir": "/etc/passwd/x"}, "state_dir: /etc/passwd is not a folder"),
+        ({"sandbox_config": {"cpu": float("nan")}}, "sandbox_config.cpu is nan, must be above 0"),
+        ({"sandbox_config": {"env": {"A=B": "x"}}}, "'A=B', is not a variable that a process can have"),
+        (
+            {"sandbox_config": {"workdir": "//"}},
+            "sandbox_config.workdir is '//', must be a folder of its own",
+        ),
+        (
+            {"sandbox_config": {"workdir": "/w", "mounts": [{"source": "/a", "target": "/w/./a"}]}},
+            "sandbox_config.mounts.0.target is '/w/./a', must be outside of the workdir /w",
+        ),
         ({"timeout": "${T}"}, "timeout is '${T}', must not hold ${"),
     ],
 )
@@ -236,6 +248,29 @@ def test_what_cannot_be_served_is_told_and_fails(write, changes, message, capsys
 def test_everything_that_is_not_installed_is_told_at_once(write, capsys):
     path = write(harness="nope", sandbox_providers={"a": {"kind": "cloud"}, "b": {"kind": "moon"}})
     assert len(checked(path, capsys)[1]["errors"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("2001-99-99", "is not YAML: month must be in 1..12"),
+        ("9" * 5000, "is not YAML: Exceeds the limit"),
+        ('"\\ud800"', "is not YAML: line 3 has a text with half of a surrogate pair"),
+    ],
+)
+def test_values_that_cannot_be_made_are_told(write, value, message, capsys):
+    path = write(f"harness: echo\nmodel_server: {{base_url: 'http://h'}}\nhost: {value}\n")
+    code, told = checked(path, capsys)
+    assert (code, message in told["errors"][0]) == (2, True), told
+
+
+def test_grants_that_no_session_could_use_are_warned_of(write, capsys):
+    grant = {"kind": "direct_http", "name": "g", "base_url": "http://127.0.0.1:1"}
+    code, told = checked(write(tool_accesses=[grant], state_dir="/s"), capsys)
+    assert (code, told["warnings"][-1]) == (
+        0,
+        "every session is refused: tool grant 'g' is direct_http; harness 'echo' can use: builtin",
+    )
 
 
 def test_what_cannot_be_read_is_not_shown(write, capsys):

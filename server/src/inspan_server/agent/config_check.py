@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+from posixpath import normpath
 from typing import Any
 
 import attrs
@@ -9,6 +11,7 @@ import attrs
 from inspan_core.faults import Fault, Faults, fault
 from inspan_server.agent.config import AgentConfig, ResourcesServerConfig, SandboxConfig
 
+LAST_PORT = 65535
 LONGEST_S = 1e9
 """What the supervisor takes at most; .inf and .nan, which YAML has, are no times."""
 
@@ -31,6 +34,8 @@ def check_agent(config: AgentConfig, _: Any) -> None:
         for name in sorted(seconds)
         if not 0 < getattr(config, name) <= LONGEST_S
     ]
+    if config.port > LAST_PORT:
+        faults.append(("less_than_equal", ("port",), f"must be at most {LAST_PORT}", config.port))
     names = [grant.name for grant in config.tool_accesses]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         faults.append(("value_error", ("tool_accesses",), "must have names that differ", ", ".join(repeated)))
@@ -53,9 +58,29 @@ def check_agent(config: AgentConfig, _: Any) -> None:
 
 
 def check_sandbox(config: SandboxConfig, _: Any) -> None:
-    """Refuse a lifetime that is no time."""
+    """Refuse what no sandbox can have."""
     if isinstance(config.ttl_s, float | int):
         _check_time(config.ttl_s, "ttl_s")
+    if config.cpu is not None and not 0 < config.cpu < inf:
+        raise fault("greater_than", "must be above 0", config.cpu, "cpu")
+    if not _parts(config.workdir):
+        raise fault("value_error", "must be a folder of its own, not /", config.workdir, "workdir")
+    for name in config.env:
+        if not name or "=" in name or "\0" in name + config.env[name]:
+            raise fault("value_error", "is not a variable that a process can have", name, "env", name)
+    for number, mount in enumerate(config.mounts):
+        if _is_inside(mount.target, config.workdir):
+            message = f"must be outside of the workdir {config.workdir}"
+            raise fault("value_error", message, mount.target, "mounts", number, "target")
+
+
+def _is_inside(path: str, folder: str) -> bool:
+    parts = _parts(folder)
+    return _parts(path)[: len(parts)] == parts
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in normpath(path).split("/") if part]
 
 
 def check_resources_server(config: ResourcesServerConfig, _: Any) -> None:

@@ -44,7 +44,7 @@ def read_config(path: Path, environ: Mapping[str, str] = os.environ) -> AgentCon
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except RepeatedKey as error:
         raise ConfigError(f"{path}: {error}") from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date or number that is none
         raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     try:
         filled = fill_in(value, environ)

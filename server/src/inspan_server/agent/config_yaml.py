@@ -14,7 +14,17 @@ class RepeatedKey(yaml.YAMLError):
     """A mapping has a key twice: one of the two values would be lost without a word."""
 
 
+class NoText(yaml.YAMLError):
+    """A text that cannot be written anywhere: it has half of a surrogate pair."""
+
+
 class _Loader(yaml.SafeLoader):
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
+        if isinstance(node, yaml.ScalarNode) and any("\ud800" <= sign <= "\udfff" for sign in node.value):
+            line = node.start_mark.line + 1
+            raise NoText(f"line {line} has a text with half of a surrogate pair")
+        return super().construct_scalar(node)
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: dict[Any, int] = {}
         for key_node, _ in node.value:
@@ -34,6 +44,6 @@ def load_yaml(data: bytes) -> Any:
 
     Raises:
         RepeatedKey: Names the key and its lines.
-        yaml.YAMLError, UnicodeDecodeError, RecursionError: It is no YAML, or not plain data.
+        yaml.YAMLError, ValueError, RecursionError: It is no YAML, or not plain data.
     """
     return yaml.load(data, _Loader)  # A safe loader.

@@ -16,6 +16,23 @@ SERVER_ID_FILE = "server.id"
 ADDRESS_FILE = "address"
 
 
+def check_state_dir(config: AgentConfig) -> None:
+    """Refuse a `state_dir` that cannot be had; nothing is made.
+
+    Raises:
+        ConfigError: Says why.
+    """
+    if config.state_dir is None:
+        return
+    there = Path(config.state_dir)
+    while not os.path.lexists(there):
+        there = there.parent
+    if not there.is_dir():
+        raise ConfigError(f"state_dir: {there} is not a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"state_dir: {there} cannot be written")
+
+
 def cookie_key(config: AgentConfig) -> bytes:
     """The configured secret, or one of our own, kept with the sessions whose cookies it signs.
 
@@ -61,8 +78,9 @@ def kept_key(path: Path) -> bytes:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             _make_key(path)
-        with path.open("rb") as file:
-            key = file.read(SECRET_BYTES + 1)
+        # A pipe or a device has no size, and is not waited for.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            key = file.read(SECRET_BYTES + 1) if os.fstat(file.fileno()).st_size == SECRET_BYTES else b""
     except OSError as error:
         raise ConfigError(f"{path} cannot be had: {error.strerror}") from error
     if len(key) != SECRET_BYTES:
@@ -70,6 +88,17 @@ def kept_key(path: Path) -> bytes:
             f"{path} does not hold {SECRET_BYTES} bytes, as a key does: remove it to get a new one"
         )
     return key
+
+
+def tell_address(folder: Path, url: str) -> None:
+    """Write down where the server listens, for the ``inspan sessions`` verbs: whole or not at all.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    draft = folder / f"{ADDRESS_FILE}.part"
+    draft.write_text(f"{url}\n")
+    draft.replace(folder / ADDRESS_FILE)
 
 
 def _make_key(path: Path) -> None:

@@ -12,12 +12,13 @@ from urllib.parse import urlsplit
 
 from attrs import evolve
 
-from inspan_core.errors import ConfigError, ProviderUnavailable, UsageError
+from inspan_core.errors import ConfigError, ProviderUnavailable, RequestRefused, UsageError
 from inspan_core.harness import HarnessSpec
 from inspan_core.plugins import Plugins
 from inspan_core.sandbox import Mount, SandboxProvider, SandboxSpec
 from inspan_core.session import Settings
 from inspan_runtime.budgets import owned_sandbox_ttl_s
+from inspan_runtime.grants import check_grants
 from inspan_runtime.harness_work import OwnedSandbox
 from inspan_runtime.install_build import package_client_env
 from inspan_runtime.install_cache import RuntimeCache, default_cache_dir
@@ -92,6 +93,15 @@ def misfits(config: AgentConfig, plugins: Plugins) -> tuple[str, ...]:
         except (UsageError, ProviderUnavailable) as error:
             found.append(str(error))
     return tuple(found)
+
+
+def refused_grants(config: AgentConfig, plugins: Plugins) -> tuple[str, ...]:
+    """Why every seed that brings no other grants of these names would be refused."""
+    try:
+        check_grants(plugins.harness(config.harness).spec, config.tool_accesses)
+    except RequestRefused as refusal:
+        return (f"every session is refused: {refusal}",)
+    return ()
 
 
 def _check_level(config: AgentConfig, spec: HarnessSpec) -> None:

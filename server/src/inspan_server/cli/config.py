@@ -18,7 +18,8 @@ from inspan_server.agent.config_budgets import Budgets, budgets, warnings_of
 from inspan_server.agent.config_programs import lacking_programs
 from inspan_server.agent.config_reading import read_config
 from inspan_server.agent.config_secrets import shown
-from inspan_server.agent.wiring import misfits
+from inspan_server.agent.state_files import check_state_dir
+from inspan_server.agent.wiring import misfits, refused_grants
 from inspan_server.cli.exit_codes import DONE, USAGE
 from inspan_server.cli.serve import check_exposure, check_tls
 
@@ -40,7 +41,8 @@ def check_config(path: str, *, as_json: bool, is_strict: bool) -> int:
         plugins = load_plugins([builtin])
         errors = (*misfits(config, plugins), *_unservable(config))
         broken = (f"a plugin is broken: {each}" for each in plugins.problems)
-        warnings = (*warnings_of(config), *(() if errors else lacking_programs(config)), *broken)
+        unfit = () if errors else (*lacking_programs(config), *refused_grants(config, plugins))
+        warnings = (*warnings_of(config), *unfit, *broken)
     if as_json:
         figures = None if config is None else attrs.asdict(budgets(config))
         told = {"ok": not errors, "errors": errors, "warnings": warnings, "budgets": figures}
@@ -59,7 +61,8 @@ def check_config(path: str, *, as_json: bool, is_strict: bool) -> int:
 def _unservable(config: AgentConfig) -> list[str]:
     """What `inspan serve` would refuse before it listens."""
     found: list[str] = []
-    for check in (partial(check_exposure, config, config.host), partial(check_tls, config)):
+    exposure, folder = partial(check_exposure, config, config.host), partial(check_state_dir, config)
+    for check in (exposure, partial(check_tls, config), folder):
         try:
             check()
         except UsageError as error:

@@ -30,7 +30,7 @@ from inspan_server.agent.config import AgentConfig
 from inspan_server.agent.config_reading import read_config
 from inspan_server.agent.guard import is_loopback
 from inspan_server.agent.logs import LogFormat, set_up_logging
-from inspan_server.agent.state_files import ADDRESS_FILE
+from inspan_server.agent.state_files import tell_address
 from inspan_server.collector import tune_collector
 from inspan_server.serving import serve_until
 
@@ -81,11 +81,17 @@ def serve(
         return INFRASTRUCTURE
     try:
         listener = listen(*address)
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, ValueError) as error:  # a name that is none
         print(f"inspan serve: {_complaint(address, error)}", file=sys.stderr)
         return INFRASTRUCTURE
     if config.state_dir is None:
         log.warning("state_dir is null: there is no journal, and sessions end with this process")
+    else:
+        try:
+            tell_address(Path(config.state_dir), _url(listener, config))
+        except OSError as error:
+            print(f"inspan serve: state_dir: {error.filename}: {error.strerror}", file=sys.stderr)
+            return INFRASTRUCTURE
     tune_collector()
     with listener:
         return anyio.run(_run, app, config, listener)
@@ -127,7 +133,8 @@ def check_tls(config: AgentConfig) -> None:
         if tls.ca_certs is not None:
             context.load_verify_locations(tls.ca_certs)
     except OSError as error:  # ssl.SSLError is one
-        raise UsageError(f"tls: the certificate, its key or ca_certs cannot be used: {error}") from error
+        files = ", ".join(filter(None, (tls.certfile, tls.keyfile, tls.ca_certs)))
+        raise UsageError(f"tls: {files}: cannot be used as certificate and key: {error}") from error
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -145,8 +152,6 @@ async def _run(app: Starlette, config: AgentConfig, listener: socket.socket) -> 
     async with anyio.create_task_group() as tasks:
         await tasks.start(_stop_on_signal, ending)
         spec = app.state.service.harness.spec
-        if config.state_dir is not None:
-            (Path(config.state_dir) / ADDRESS_FILE).write_text(_url(listener, config) + "\n")
         print(f"inspan serve: {_url(listener, config)} runs {spec.name} {spec.version}", flush=True)
         hypercorn = http_config(config, listener)
         hypercorn.shutdown_timeout = ending.close_timeout_s + GRACEFUL_TIMEOUT_S
