@@ -55,6 +55,28 @@ def test_many_shallow_values_are_not_deep():
     assert len(parse_json(b"[" + b"[],{}," * 1000 + b"1]", LIMIT)) == 2001
 
 
+NESTED = st.recursive(
+    st.none() | st.text('[]{}"\\x', max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text('[{"', max_size=2), inner, max_size=3)
+    ),
+)
+
+
+def levels(value):
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if parts is None else 1 + max(map(levels, parts), default=0)
+
+
+@given(NESTED, st.integers(0, 5))
+def test_depth_is_that_of_the_value_whatever_its_strings_hold(value, bound):
+    data = json.dumps(value).encode()
+    if levels(value) > bound:
+        assert refusal(data, max_depth=bound)[0] == "too_deep"
+    else:
+        assert parse_json(data, LIMIT, max_depth=bound) == value
+
+
 def test_a_body_over_the_limit_is_refused_before_it_is_read():
     with pytest.raises(WireError, match="12 bytes, more than 11"):
         parse_json(b'{"a": "bcd"}', 11)

@@ -16,6 +16,7 @@ from inspan_core.request_text import (
     token_limit,
 )
 from inspan_core.run_trace import OpenCalls, RunTrace, artifact_gaps, sound_times
+from inspan_core.trace_lines import MOST_LINES, read_records
 
 
 @pytest.mark.parametrize(
@@ -73,6 +74,27 @@ def test_a_trace_notes_times_and_what_is_lost():
         assert trace.note_overflow(Artifacts(files={"output.json": data})) is None
     assert [gap.code for gap in trace.gaps] == ["trace_unavailable", "event_too_large", "trace_truncated"]
     assert RunTrace(first_at=5.0, last_at=4.0).duration_ms is RunTrace().duration_ms is None
+
+
+def test_of_too_many_lines_the_last_are_read_and_the_rest_is_a_gap():
+    line = b'{"a":1}\n'
+    for extra, codes in ((0, []), (1, ["trace_truncated"]), (40, ["trace_truncated"])):
+        gaps = []
+        artifacts = Artifacts(files={"t.jsonl": line * (MOST_LINES - 1 + extra) + b'{"last":1}\n'})
+        records = list(read_records(artifacts, "t.jsonl", gaps))
+        assert (len(records), records[-1]) == (MOST_LINES, {"last": 1})
+        assert [gap.code for gap in gaps] == codes
+
+
+@pytest.mark.parametrize("dropped", [True, "x" * 1000, 10**400, [1] * 1000, {"a": 1}])
+def test_a_count_of_dropped_events_that_is_none_is_told_in_few_words(dropped):
+    trace = RunTrace()
+    trace.note_overflow(
+        Artifacts(files={"output.json": json.dumps({"events": {"dropped": dropped}}).encode()})
+    )
+    assert [gap.detail for gap in trace.gaps] == [
+        "events.jsonl was full: an unknown number of events were not kept"
+    ]
 
 
 def test_calls_and_results_are_counted_by_id():

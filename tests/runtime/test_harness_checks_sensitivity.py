@@ -74,6 +74,20 @@ def reads_strictly(run, parsed):
     return parsed
 
 
+def adds_times(run, parsed):
+    for line in run.artifacts.files.get("events.jsonl", b"").splitlines():
+        if b'"at": 9' in line:
+            float(json.loads(line)["at"])
+    return parsed
+
+
+def needs_order(run, parsed):
+    events = run.artifacts.files.get("events.jsonl", b"").splitlines()
+    if len(events) > 1 and b"model_answered" in events[0]:
+        raise LookupError("an answer without a question")
+    return parsed
+
+
 def drops_gaps(run, parsed):
     return attrs.evolve(parsed, observations=attrs.evolve(parsed.observations, gaps=()))
 
@@ -146,6 +160,7 @@ BROKEN = {
     ],
     "nothing_is_never_completed": [completed_when(lambda run: run.return_code == 0)],
     "garbage_is_never_completed": [parsing(reads_strictly), completed_when(lambda run: run.artifacts.files)],
+    "hostile_values_are_survived": [parsing(adds_times), parsing(needs_order)],
     "cut_artifacts_are_never_completed": [
         completed_when(lambda run: b'"ended"' in run.artifacts.files.get("output.json", b""))
     ],
@@ -215,6 +230,7 @@ SAYS = {
     "request_fields_exist": ["temprature"],
     "nothing_is_never_completed": ["no artifacts, return code 0"],
     "garbage_is_never_completed": ["the parser raised", "hold nothing, and the parser says completed"],
+    "hostile_values_are_survived": ["too large to convert", "has its lines backwards"],
     "cut_artifacts_are_never_completed": ["are cut after 25%"],
     "artifact_problems_become_gaps": ["no gap says so"],
     "a_cut_off_run_is_never_completed": ["interrupted is True", "interrupted is True"],

@@ -66,7 +66,9 @@ class RunTrace:
         events, last = output.get("events"), output.get("last_dropped")
         dropped = events.get("dropped") if is_object(events) else None
         if dropped:
-            self.gap("trace_truncated", f"events.jsonl was full: {dropped!r} events were not kept")
+            count = number(dropped)
+            told = "an unknown number of" if count is None else f"{count:.0f}"
+            self.gap("trace_truncated", f"events.jsonl was full: {told} events were not kept")
         record = parse_line(last.encode("utf-8", "replace")) if isinstance(last, str) else None
         return record if is_object(record) else None
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import attrs
@@ -26,6 +27,15 @@ GARBAGE: Mapping[str, bytes] = {
     "lines": b'{"event": 7}\n[]\n"\n\xff\xfe\n{}\n' * 20,
     "a surrogate": b'{"text": "\\ud800"}\n',
 }
+HOSTILE = (
+    "null", "true", "0", "-1", "1.5", "1e308", "1e999", "NaN", "9" * 4000, '""', '"\\u0000"', '"\\ud800"',
+    "[]", "{}", "[null]", '[{"":[]}]', '{"a":' * 60 + "1" + "}" * 60, "[" * 5000 + "]" * 5000,
+    '"' + "x" * 100_000 + '"',
+)  # fmt: skip
+"""JSON (and what only looks like it) that a task can put in the place of any value."""
+
+MOST_HOSTILE = 500
+PLACEHOLDER = "a value of the check"
 CUTS = (0.0, 0.25, 0.5, 0.75, 0.9)
 
 
@@ -90,6 +100,48 @@ async def cut_artifacts_are_never_completed(case: HarnessCase) -> None:
             _parsed(case, tail, f"of {name} only the tail after {part:.0%} was kept")
 
 
+async def hostile_values_are_survived(case: HarnessCase) -> None:
+    """Any value of an artifact's JSON may be another, lines come twice or backwards: the parser returns."""
+    given = (await case.whole_run()).parse_input
+    files = given.artifacts.files
+    for name, data in files.items():
+        lines = data.splitlines(keepends=True)
+        for how, moved in (("backwards", lines[::-1]), ("twice", lines * 2)):
+            _parsed(case, _with(given, {**files, name: b"".join(moved)}), f"{name} has its lines {how}")
+        places = [(index, draft) for index, line in enumerate(lines) for draft in _drafts(line)]
+        step = max(1, len(places) * len(HOSTILE) // MOST_HOSTILE)
+        changes = ((place, value) for place in places for value in HOSTILE)
+        for (index, draft), value in islice(changes, 0, None, step):
+            line = draft.replace(json.dumps(PLACEHOLDER), value).encode() + b"\n"
+            changed = b"".join([*lines[:index], line, *lines[index + 1 :]])
+            what = f"line {index + 1} of {name} is {line[:300].decode('utf-8', 'replace')!r}"
+            _parsed(case, _with(given, {**files, name: changed}), what)
+
+
+def _drafts(line: bytes) -> Iterator[str]:
+    """The line's JSON, once for each value in it, with a placeholder there."""
+    try:
+        document = json.loads(line)
+    except ValueError:
+        return
+
+    def walk(value: Any, put: Any) -> Iterator[str]:
+        yield json.dumps(put(PLACEHOLDER))
+        parts = (
+            value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        )
+        for key, part in parts:
+            yield from walk(part, lambda new, key=key: put(_replaced(value, key, new)))
+
+    yield from walk(document, lambda new: new)
+
+
+def _replaced(value: Any, key: Any, new: Any) -> Any:
+    copy = value.copy()
+    copy[key] = new
+    return copy
+
+
 async def artifact_problems_become_gaps(case: HarnessCase) -> None:
     """What could not be copied is told as a gap with its code, so that nobody takes it for nothing."""
     given = (await case.whole_run()).parse_input
@@ -147,6 +199,7 @@ PARSE_CHECKS: list[Check] = [
     nothing_is_never_completed,
     garbage_is_never_completed,
     cut_artifacts_are_never_completed,
+    hostile_values_are_survived,
     artifact_problems_become_gaps,
     a_cut_off_run_is_never_completed,
     parsing_is_pure,

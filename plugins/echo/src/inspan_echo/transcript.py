@@ -25,11 +25,15 @@ from inspan_core.observations import (
     ToolCall,
     ToolCallStatus,
 )
+from inspan_core.trace_lines import last_lines
 from inspan_echo.ending import Ending, read_ending
 from inspan_echo.usage import total_usage
 
 ROOT = "root"
 LINE_LIMIT_BYTES = 4 * 1024 * 1024
+CLOCK_LIMIT_S = 1e11
+"""No clock shows the year 5138: of such times no difference is worth anything."""
+
 _STATUSES: Mapping[Any, ToolCallStatus] = {"completed": "completed", "failed": "failed", "timeout": "timeout"}
 _INVOCATION: Mapping[Outcome, InvocationStatus] = {
     Outcome.COMPLETED: "completed",
@@ -42,7 +46,7 @@ _INVOCATION: Mapping[Outcome, InvocationStatus] = {
 def parse_run(run: ParseInput) -> ParsedActivation:
     """The whole parser: pure."""
     trace = _Trace(run)
-    trace.read(run.artifacts.files.get("events.jsonl", b""))
+    trace.read()
     ending = read_ending(run, has_answer=bool(trace.model_calls or trace.echoes))
     usage, usage_gaps = total_usage(trace.usages)
     status = {Outcome.COMPLETED: "completed", Outcome.INCOMPLETE: "incomplete"}.get(ending.outcome, "failed")
@@ -74,24 +78,21 @@ class _Trace:
     items: list[dict[str, Any]] = field(factory=list)
     model_calls: list[ModelCallRef] = field(factory=list)
     usages: list[Any] = field(factory=list)
+    lost: list[ObservationGap] = field(factory=list)
     echoes: int = 0
     first_at: float = 0.0
     _calls: dict[str, dict[str, Any]] = field(factory=dict)
     _unreadable: int = 0
 
-    def read(self, data: bytes) -> None:
-        lines = data.split(b"\n")
-        if any(problem.name == "events.jsonl" for problem in self.run.artifacts.problems):
-            lines = lines[1:]  # The tail of a longer file begins somewhere in a line.
-        for line in lines:
-            if line:
-                self._read_line(line)
+    def read(self) -> None:
+        for line in last_lines(self.run.artifacts, "events.jsonl", self.lost):
+            self._read_line(line)
 
     def _read_line(self, line: bytes) -> None:
         try:
             event = parse_json(line, LINE_LIMIT_BYTES, lone_surrogates="replace")
             at = event["at"]
-            if type(at) is not float:
+            if type(at) is not float or not 0 <= at < CLOCK_LIMIT_S:
                 raise TypeError
             self.first_at = self.first_at or at
             self._take(event, at)
@@ -170,9 +171,9 @@ class _Trace:
 
     def gaps(self) -> list[ObservationGap]:
         if not self._unreadable:
-            return []
+            return self.lost
         detail = f"{self._unreadable} lines of events.jsonl could not be read"
-        return [ObservationGap(code="event_unreadable", detail=detail, invocation_id=ROOT)]
+        return [*self.lost, ObservationGap(code="event_unreadable", detail=detail, invocation_id=ROOT)]
 
 
 def _input_items(request: Mapping[str, Any]) -> list[dict[str, Any]]:
