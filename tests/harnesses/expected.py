@@ -54,6 +54,10 @@ USUAL = {
     "close during a tool": ends(503, "interrupted", 1),
     "harness killed": ends(503, "harness_died", 1, NO_RESULT),
     "background service": ends(200, "completed", 2),
+    "forced removal": ends(200, "completed", 3),
+    "two calls in one answer": ends(200, "completed", 2),
+    "malformed arguments": ends(200, "completed", 6),
+    "huge and broken output": ends(200, "completed", 2),
     "hard prompt": ends(200, "completed", 3),
 }
 
@@ -89,6 +93,10 @@ DIFFERS = {
     ("stream dropped for ever", "hermes"): (
         ends(503, "model_stream_broken", 4, DISCARDED, *BROKEN_OFF),
         GOES_ON,
+    ),
+    ("malformed arguments", "hermes"): (
+        ends(200, "completed", 6, DISCARDED),
+        "Hermes throws an answer with broken JSON in it away, and asks again",
     ),
     ("harness killed", "hermes"): (
         ends(503, "harness_died", 1, NO_RESULT, "artifact_missing"),

@@ -29,6 +29,18 @@ def error(status, body=None):
     return {"error": {"status": status, **({} if body is None else {"body": body})}}
 
 
+def raw(arguments):
+    """A call of the shell with these very characters as its arguments."""
+    return {"tool_calls": [{"name": "shell", "arguments": arguments}], "usage": USAGE}
+
+
+MALFORMED = ('{"command": "echo a > bad', "[]", "null", "x" * 100_000)
+FLOOD = "head -c 5000000 /dev/zero | tr '\\0' x; printf '\\377\\376 \\303'; echo; printf '\\360\\237\\230'"
+
+
+REMOVE = "for each in b; do rm -f $each; done; env rm -f c"
+
+
 def service(harness):
     """How each harness starts what shall live on."""
     serve = f"python3 -m http.server {PORT} --bind 127.0.0.1"
@@ -57,6 +69,20 @@ def statuses(*wanted):
         assert [record["status"] for record in seen.records_of("tool_call")] == list(wanted)
 
     return look
+
+
+def were_not_run(seen, harness):
+    """Malformed arguments are told as they came, and where the tool was called it has failed."""
+    statuses(*["failed"] * (2 if harness == "hermes" else 4), "completed")(seen, harness)
+    calls = [item["arguments"] for item in seen.answer["output"] if item["type"] == "function_call"]
+    assert calls[:4] == list(MALFORMED)
+
+
+def was_cut(seen, harness):
+    """The output that the model saw is bounded, and is text."""
+    (output,) = [item["output"] for item in seen.answer["output"] if item["type"] == "function_call_output"]
+    assert len(output) < 200_000
+    assert output.encode()
 
 
 def was_passed_on(status, message):
@@ -199,6 +225,31 @@ FAULTS = {
             look=was_killed,
         ),
         Fault(name="background service", replies=lambda harness: [service(harness), said()], look=serves_on),
+        Fault(
+            name="forced removal",
+            replies=_same(shell("touch a b c; rm -rf a"), shell(REMOVE), said()),
+            files=("ls", ""),
+            look=statuses("completed", "completed"),
+        ),
+        Fault(
+            name="two calls in one answer",
+            replies=_same(
+                {
+                    **shell("echo 1 > a"),
+                    "tool_calls": [*shell("echo 1 > a")["tool_calls"], *shell("echo 2 > b")["tool_calls"]],
+                },
+                said(),
+            ),
+            files=("cat a b", "1\n2\n"),
+            look=statuses("completed", "completed"),
+        ),
+        Fault(
+            name="malformed arguments",
+            replies=_same(*map(raw, MALFORMED), shell("echo well > out"), said()),
+            files=("ls; cat out", "out\nwell\n"),
+            look=were_not_run,
+        ),
+        Fault(name="huge and broken output", replies=_same(shell(FLOOD), said()), look=was_cut),
         Fault(
             name="hard prompt",
             replies=lambda harness: [

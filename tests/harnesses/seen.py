@@ -15,6 +15,7 @@ class Seen:
         status, answer: The activation's answer.
         close_status, closed: The close's.
         receipt, processes: The supervisor's.
+        gradable: Whether the Agent Server takes the run for one that may be graded.
         model: The one that the Agent Server was told to ask for.
         calls: What the gateway recorded, in the order in which the calls began.
         strays: How many calls, of whoever, came without a rollout or with a wrong key.
@@ -29,6 +30,7 @@ class Seen:
     closed: dict
     receipt: CleanupReceipt | None
     processes: ProcessesReport | None
+    gradable: bool
     sandbox_id: str
     model: str
     calls: tuple

@@ -125,6 +125,10 @@ def other_exit_code(told):
     records(told, "sandbox")[0]["exit_code"] = 7
 
 
+def not_gradable(told):
+    told["gradable"] = False
+
+
 def bad_close(told):
     told["close_status"] = 500
 
@@ -134,7 +138,7 @@ LIES = [
     other_arguments, other_output, other_words, no_tool_record, tool_before_it_was_asked_for,
     tool_after_it_was_told, reference_to_nothing, no_reference, more_tokens, fewer_cached_tokens,
     no_usage_and_no_gap, service_died, somebody_lives_on, files_left, not_confirmed, other_exit_code,
-    bad_close,
+    not_gradable, bad_close,
 ]  # fmt: skip
 
 

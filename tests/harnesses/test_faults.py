@@ -22,6 +22,9 @@ QUICK = {
     ("close during a tool", "codex"),
     ("harness killed", "pi"),
     ("background service", "codex"),
+    ("forced removal", "codex"),
+    ("malformed arguments", "pi"),
+    ("huge and broken output", "codex"),
     ("hard prompt", "pi"),
 }
 """One of each class, for every run; the rest is tried by the full one."""

@@ -201,6 +201,7 @@ class Session:
             closed=self.closed.json(),
             receipt=self.evidence.receipt,
             processes=self.evidence.processes,
+            gradable=self.evidence.gradable,
             sandbox_id=self.sandbox.sandbox_id,
             model=self.model,
             calls=tuple(sorted(capture.calls(self.rollout), key=lambda call: call.started_at)),

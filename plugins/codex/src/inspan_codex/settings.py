@@ -28,6 +28,16 @@ LARGEST_WINDOW_TOKENS = 272_000
 # A day of long ago, so that the record of earlier turns has a name that is known beforehand.
 PAST = "2000-01-01T00:00:00.000Z"
 PAST_FOLDER = f"{HOME}/sessions/2000/01/01"
+# Where nobody can be asked, 0.171.0 refuses `rm -f` and its like ("rm -f style commands are not permitted"),
+# without any sandbox of its own too. A rule for a command's first word, or for the shell around a script that
+# Codex does not take apart, comes before that.
+RULES_FILE = f"{HOME}/rules/default.rules"
+ALLOWED_PROGRAMS = [
+    f"{folder}{name}"
+    for name in ("rm", "sudo", "env", "busybox", "bash", "sh", "zsh", "dash", "ash")
+    for folder in ("", "/bin/", "/usr/bin/", "/usr/local/bin/")
+]
+RULES = f'prefix_rule(pattern = [{json.dumps(ALLOWED_PROGRAMS)}], decision = "allow")\n'
 
 
 def run_order(
@@ -58,7 +68,7 @@ def run_order(
         connected[server_name(tools[0], connected)] = _bridged(bridge, run_timeout_s)
     if connected:
         config["mcp_servers"] = connected
-    files: dict[str, str] = {}
+    files = {RULES_FILE: RULES}
     history = list(request.history)
     if request.instructions is not None and options.system_prompt == "replace":
         config["model_instructions_file"] = f"{home}/instructions.md"
@@ -70,7 +80,7 @@ def run_order(
         part = {"type": "input_text", "text": request.instructions}
         history.insert(0, {"type": "message", "role": "developer", "content": [part]})
     argv = [NEUTRAL_NAME, "exec"]
-    flags = ["--json", "--skip-git-repo-check", "--ignore-rules", "--strict-config"]
+    flags = ["--json", "--skip-git-repo-check", "--strict-config"]
     if history:
         name = f"{PAST_FOLDER}/rollout-2000-01-01T00-00-00-{thread_id}.jsonl"
         files[name] = _past_thread(history, thread_id, workdir)
