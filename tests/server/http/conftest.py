@@ -445,8 +445,10 @@ def cookie_of():
 
 @pytest.fixture
 def logged(caplog):
-    """What was logged from DEBUG on."""
+    """What was logged from DEBUG on, but for the clients' own."""
     caplog.set_level(logging.DEBUG)
+    for client in ("httpx", "httpcore"):
+        caplog.set_level(logging.ERROR, logger=client)
     return caplog
 
 

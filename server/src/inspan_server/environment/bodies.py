@@ -6,13 +6,15 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from inspan_core.codec import parse_json
 from inspan_core.errors import WireError
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
+CLIENT_GONE_STATUS = 499
+"""Nobody reads it."""
 
 
 class Refused(Exception):
@@ -29,12 +31,16 @@ async def read_json(request: Request) -> Any:
 
     Raises:
         WireError: It is too long or not JSON.
+        Refused: The client went away before it had sent everything.
     """
     received = bytearray()
-    async for part in request.stream():
-        received += part
-        if len(received) > MAX_BODY_BYTES:
-            break
+    try:
+        async for part in request.stream():
+            received += part
+            if len(received) > MAX_BODY_BYTES:
+                break
+    except ClientDisconnect as error:
+        raise Refused(CLIENT_GONE_STATUS, "the client went away") from error
     return parse_json(bytes(received), MAX_BODY_BYTES)
 
 
