@@ -27,6 +27,9 @@ from inspan_runtime.testing.sandbox_check_support import opened, out
 pytestmark = [pytest.mark.anyio, pytest.mark.sandbox]
 WORKDIR = "/task"
 PATIENCE_S = 15.0
+QUIET_FDS = (
+    9  # Of the agent: three for what it says, keeper, clients, nothing, events, and the pair that wakes it.
+)
 SURROGATE = "\ud800"
 F_SETLEASE = 1024
 LEASE = f"""
@@ -108,19 +111,22 @@ def children_of(pid):
     return found
 
 
-def connect(sock, sandbox):
+def connect(sock, sandbox, name="agent.sock"):
     """By the open folder: the name of a socket has 107 bytes at most."""
     folder = os.open(sandbox.descriptor["state"], os.O_PATH)
-    sock.connect(f"/proc/self/fd/{folder}/agent.sock")
+    sock.connect(f"/proc/self/fd/{folder}/{name}")
     os.close(folder)
 
 
-def agent_of(sandbox):
-    """The agent as the host knows it: whoever listened for it is the keeper, its grandparent."""
+def keeper_of(sandbox):
+    """Whoever listened for the agent."""
     with socket.socket(socket.AF_UNIX) as asking:
         connect(asking, sandbox)
-        (keeper,) = struct.unpack_from("i", asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    (bubblewrap,) = children_of(keeper)
+        return struct.unpack_from("i", asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+
+
+def agent_of(sandbox):
+    (bubblewrap,) = children_of(keeper_of(sandbox))
     (agent,) = children_of(bubblewrap)
     return agent
 
@@ -128,15 +134,15 @@ def agent_of(sandbox):
 async def test_descriptors_that_ran_out_come_back(provider):
     """A command that could not be started for want of descriptors leaves none of its own open."""
     async with opened(provider, make_spec) as sandbox:
-        await sandbox.exec(["cat"], timeout_s=20, stdin=b"x")
         agent = agent_of(sandbox)
 
         def count():
             return len(os.listdir(f"/proc/{agent}/fd"))
 
         deadline = time.monotonic() + PATIENCE_S
-        while (before := count()) > count() and time.monotonic() < deadline:
+        while (before := count()) != QUIET_FDS and time.monotonic() < deadline:  # keeper_of() was a client.
             await anyio.sleep(0.01)
+        assert before == QUIET_FDS
         soft, hard = resource.prlimit(agent, resource.RLIMIT_NOFILE)
         for room in range(1, 7):  # One is the connection's.
             resource.prlimit(agent, resource.RLIMIT_NOFILE, (before + room, hard))
@@ -251,3 +257,56 @@ async def test_mount_never_shows_the_sockets_of_sandboxes(provider, run_dir, tmp
         with pytest.raises(MountConflict, match="sockets of all sandboxes"):
             await provider.create(make_spec(mounts=(Mount(source=str(source), target="/shown"),)), key="k")
     await other.stop()
+
+
+MANY = """
+import os, socket, sys, time
+held = []
+for _ in range(600):
+    one = socket.socket()
+    one.setblocking(False)
+    try:
+        one.connect(("127.0.0.1", int(sys.argv[1])))
+    except BlockingIOError:
+        pass
+    held.append(one)
+print("held", flush=True)
+while not os.path.exists("release"):
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("limit", [100, 101, None])
+async def test_connections_of_a_sandbox_do_not_use_up_its_keeper(provider, limit):
+    """Otherwise nobody could stop it any more; and each costs the server a descriptor too."""
+    with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
+        port = listener.getsockname()[1]
+        async with opened(provider, make_spec, reach=(f"http://127.0.0.1:{port}",)) as sandbox:
+            keeper = keeper_of(sandbox)
+            _, hard = resource.prlimit(keeper, resource.RLIMIT_NOFILE)
+            if limit is not None:
+                resource.prlimit(keeper, resource.RLIMIT_NOFILE, (limit, hard))
+            argv = f"{sandbox.descriptor['python']} -I -c '{MANY}' {port} >said 2>&1 &"
+            assert (
+                await out(sandbox, argv + " until grep -q . said; do sleep 0.01; done; cat said") == b"held\n"
+            )
+            deadline = time.monotonic() + PATIENCE_S
+            most = limit or 600
+            while len(os.listdir(f"/proc/{keeper}/fd")) < most // 2 and time.monotonic() < deadline:
+                await anyio.sleep(0.01)
+            assert most // 2 <= len(os.listdir(f"/proc/{keeper}/fd")) < most
+            with socket.socket(socket.AF_UNIX) as half:
+                connect(half, sandbox, "control.sock")
+                half.sendall(encode([b"look"]))
+                half.settimeout(PATIENCE_S)
+                assert half.recv(100) == encode([b"ok"])
+            if limit is None:
+                await out(sandbox, "touch release")
+                listener.settimeout(PATIENCE_S)
+                for _ in range(600):
+                    listener.accept()[0].close()
+                ask = f'import socket; socket.create_connection(("127.0.0.1", {port}), 9); print("in")'
+                assert await out(sandbox, f"{sandbox.descriptor['python']} -I -c '{ask}'") == b"in\n"
+                while len(os.listdir(f"/proc/{keeper}/fd")) > 100 and time.monotonic() < deadline:
+                    await anyio.sleep(0.01)
+                assert len(os.listdir(f"/proc/{keeper}/fd")) < 100

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import select
 
 from inspan_runtime.providers.exec_agent.lean import TYPE_CHECKING, accept, socket
 
 BUFFER_BYTES = 256 * 1024
+MOST_OPEN = 256  # What a sandbox holds open costs its keeper two descriptors, and the server one.
+RESERVED_FDS = 48  # For who stops it, and for what its end takes.
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Forwarding:
-    """What comes to a listener is forwarded, until it is closed.
+    """What comes to a listener is forwarded, until it is closed; what is too much waits its turn.
 
     Args:
         loop: The keeper's `Loop`.
@@ -35,11 +38,27 @@ class Forwarding:
         sock = accept(self._listener)
         if sock is None:
             return
+        if sock.fileno() > os.sysconf("SC_OPEN_MAX") - RESERVED_FDS:  # The kernel gives the lowest number.
+            sock.close()
+            return
         try:
-            Forward(self._loop, sock, self._address, self._open)
+            Forward(self._loop, sock, self._address, self)
         except OSError:  # No descriptor is left for the other side.
             if sock.fileno() >= 0:
                 sock.close()
+
+    def opened(self, one: Forward) -> None:
+        """Count one, and let others wait when there are enough."""
+        self._open.add(one)
+        if len(self._open) == MOST_OPEN:
+            self._loop.change(self._listener.fileno(), 0)
+
+    def closed(self, one: Forward) -> None:
+        """Forget one, and let others in again."""
+        is_full = len(self._open) == MOST_OPEN
+        self._open.discard(one)
+        if is_full and len(self._open) < MOST_OPEN and self._listener.fileno() >= 0:
+            self._loop.change(self._listener.fileno(), select.EPOLLIN)
 
     def close(self) -> None:
         """Listen no more, and cut what is connected."""
@@ -49,13 +68,13 @@ class Forwarding:
 
 
 class Forward:
-    """Two sockets and a buffer each way; it is in `siblings` while it is open."""
+    """Two sockets and a buffer each way; its owner knows of it while it is open."""
 
     def __init__(
-        self, loop: Loop, inner: socket.socket, address: tuple[str, int], siblings: set[Forward]
+        self, loop: Loop, inner: socket.socket, address: tuple[str, int], owner: Forwarding
     ) -> None:
         self._loop = loop
-        self._siblings = siblings
+        self._owner = owner
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         outer = socket.socket(family, socket.SOCK_STREAM)
         self._socks = (inner, outer)
@@ -69,7 +88,7 @@ class Forward:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             loop.watch(sock.fileno(), 0, self._handler(index))
-        siblings.add(self)
+        owner.opened(self)
         try:
             outer.connect(address)
         except BlockingIOError:
@@ -144,6 +163,6 @@ class Forward:
 
     def close(self) -> None:
         """Close both sides."""
-        self._siblings.discard(self)
+        self._owner.closed(self)
         for sock in self._socks:
             self._loop.close(sock.detach())
