@@ -13,10 +13,13 @@ NOBODY = 65534
 LIMIT_S = 150.0
 # All of the contract that such a user can have; control groups are root's.
 PROGRAM = """
-import anyio, itertools, json, os, sys
+import anyio, itertools, json, os, pathlib, sys
 from inspan_core.errors import InspanError
 from inspan_core.sandbox import SandboxSpec
 from inspan_runtime.providers.bubblewrap import BubblewrapProvider
+from inspan_runtime.providers.docker.borrowed_ways import open_borrowed_way
+from inspan_runtime.providers.docker.engine import Engine
+from inspan_runtime.providers.interpreter import own_interpreter
 from inspan_runtime.testing.sandbox_checks import checks_for, needs_of
 folder, wanted = sys.argv[1], json.loads(sys.argv[2])
 numbers = itertools.count()
@@ -39,6 +42,15 @@ async def main():
             await (await provider.create(make_spec(**change), key=name)).stop()
         except InspanError as error:
             refusals[name] = f"{type(error).__name__}: {error}"
+    with open(folder + "/engine", "w") as file:
+        file.write("#!/bin/sh\\necho 1\\n")  # Another user's process, as a container's is.
+    os.chmod(file.name, 0o755)
+    place = {"runtime_dir": pathlib.Path(folder, "run"), "interpreter": own_interpreter(), "timeout_s": 20}
+    try:
+        engine = Engine(executable=file.name)
+        await open_borrowed_way(engine, "theirs", "http://127.0.0.1:80", what="way", holder="one", **place)
+    except InspanError as error:
+        refusals["reach"] = f"{type(error).__name__}: {error}"
     sandbox = await provider.create(make_spec(), key="facts")
     argv = ["sh", "-c", "id -u; echo x >$HOME/x && echo home; echo x 2>&- >/usr/x || echo read-only"]
     said = (await sandbox.exec(argv, timeout_s=20)).stdout.decode().split()
@@ -111,4 +123,6 @@ def test_ordinary_user_has_sandboxes(folder, wanted):
     assert descriptor["root"] == "read-only" and "are writable" in descriptor["notice"]
     assert refusals["root"].startswith("SandboxCreateError: root: ")
     assert refusals["limits"].startswith("ProviderUnavailable: limits: ")
+    assert "this user may not enter the sandbox's network" in refusals["reach"]
+    assert refusals["reach"].startswith("ReachUnavailable: way to http://127.0.0.1:80 cannot be opened: ")
     assert left == []

@@ -153,6 +153,22 @@ async def test_what_is_no_loopback_needs_no_way_and_a_gone_sandbox_has_none(prov
         await sandbox.reach("http://127.0.0.1:80", holder="one")
 
 
+@pytest.mark.parametrize(
+    ("options", "env", "is_local"),
+    [
+        ((), {}, True),
+        ((), {"DOCKER_HOST": "unix:///run/other.sock"}, True),
+        ((), {"DOCKER_HOST": "ssh://elsewhere"}, False),
+        (("--host=unix:///run/other.sock",), {"DOCKER_HOST": "ssh://elsewhere"}, True),
+        (("--debug", "-H", "tcp://192.0.2.1:2375"), {}, False),
+        (("--context", "elsewhere"), {}, False),
+        (("-H",), {}, True),
+    ],
+)
+def test_an_engine_is_on_this_host_unless_its_command_line_says_otherwise(options, env, is_local):
+    assert Engine(executable="/bin/false", options=options, env=env).is_local is is_local
+
+
 async def test_an_engine_elsewhere_can_open_none(tmp_path):
     engine = Engine(executable="/bin/false", options=("--host", "tcp://192.0.2.1:2375"))
     with pytest.raises(

@@ -131,7 +131,7 @@ class Engine:
         given = [self.env.get("DOCKER_HOST", ""), self.env.get("CONTAINER_HOST", "")]
         if not self.is_podman:
             given = given[:1]
-        for name, value in zip(self.options, (*self.options[1:], ""), strict=True):
+        for name, value in zip(self.options, (*self.options, "")[1:], strict=True):
             if name in ("-H", "--host", "--url"):
                 given = [value]
             elif name.startswith(("--host=", "--url=")):

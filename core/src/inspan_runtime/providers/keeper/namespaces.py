@@ -58,7 +58,11 @@ def has_own_network(pid: int) -> bool:
     Raises:
         OSError: This user may not know, or there is no such process.
     """
-    return not os.path.samestat(os.stat(f"/proc/{pid}/ns/net"), os.stat("/proc/self/ns/net"))
+    try:
+        theirs = os.stat(f"/proc/{pid}/ns/net")
+    except PermissionError:
+        raise OSError(errno.EACCES, "this user may not enter the sandbox's network, root may") from None
+    return not os.path.samestat(theirs, os.stat("/proc/self/ns/net"))
 
 
 def _bind(pid: int, addresses: list[tuple[str, int]], answers: socket.socket) -> None:
