@@ -56,6 +56,10 @@ class Journal(Protocol):
         """Remove all that is kept of a session."""
         ...
 
+    def scrub(self) -> None:
+        """Overwrite what removed secrets left behind; it waits for the disk, so not after each one."""
+        ...
+
     def load(self) -> Iterable[StoredSession]:
         """All sessions, in the order of their first events."""
         ...

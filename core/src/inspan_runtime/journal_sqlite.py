@@ -10,8 +10,9 @@ import fcntl
 import json
 import os
 import sqlite3
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -87,10 +88,12 @@ class SqliteJournal:
         self.folder = folder
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _check_folder(folder)
             self._lock = _lock(folder / LOCK_FILE)
         except OSError as error:
             raise JournalError(f"{folder} cannot be a journal's folder: {error.strerror}") from error
         try:
+            _check_whole(folder)
             self._events = _open(folder / EVENTS_FILE, EVENTS_SCHEMA, sync)
             self._secrets = _open(folder / SECRETS_FILE, SECRETS_SCHEMA, sync)
             # Secrets that are removed must not stay readable in free pages.
@@ -109,6 +112,8 @@ class SqliteJournal:
         self._waiting: list[tuple[str, tuple[object, ...]]] = []
         self._waiting_secrets: list[tuple[str, tuple[object, ...]]] = []
         self._forgotten = 0
+        # A server that was killed may have removed some, and not overwritten them.
+        self._has_remains = True
 
     def append(self, name: str, event: Event) -> None:
         """Add an event to a session, with all contents that were kept before it."""
@@ -135,11 +140,19 @@ class SqliteJournal:
                 ("DELETE FROM contents WHERE session = ?", (known.id,)),
                 ("DELETE FROM sessions WHERE id = ?", (known.id,)),
             )
-            self._secrets.execute("DELETE FROM contents WHERE session = ?", (known.id,))
+            removed = self._secrets.execute("DELETE FROM contents WHERE session = ?", (known.id,))
+            self._has_remains = self._has_remains or removed.rowcount > 0
             del self._known[name]
             self._forgotten += 1
             if self._forgotten % VACUUM_EVERY == 0:
                 self._vacuum()
+
+    def scrub(self) -> None:
+        """Overwrite what removed secrets left in the write-ahead log, whose pages SQLite keeps for reuse."""
+        if self._has_remains:
+            with self._written():
+                (is_busy, *_) = self._secrets.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            self._has_remains = bool(is_busy)
 
     def _session(self, name: str) -> _Known:
         known = self._known.get(name)
@@ -177,6 +190,7 @@ class SqliteJournal:
             kept = {number for (number,) in self._secrets.execute("SELECT DISTINCT session FROM contents")}
             for number in kept.difference(known.id for known in self._known.values()):
                 self._secrets.execute("DELETE FROM contents WHERE session = ?", (number,))
+        self.scrub()
         yield from stored
 
     def _load(self) -> list[StoredSession]:
@@ -265,6 +279,38 @@ def _contents(database: sqlite3.Connection) -> dict[int, dict[str, bytes]]:
     for number, name, value in database.execute("SELECT session, name, value FROM contents"):
         found.setdefault(number, {})[name] = bytes(value)
     return found
+
+
+def _check_folder(folder: Path) -> None:
+    mode = stat.S_IMODE(folder.stat().st_mode)
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise JournalError(
+            f"{folder} has mode {mode:04o}: others may put files of theirs in place of the journal's; "
+            "it must be writable by its owner only"
+        )
+
+
+def _check_whole(folder: Path) -> None:
+    """Refuse a journal that has lost a file, before SQLite makes an empty one in its place."""
+    for name, other in ((EVENTS_FILE, SECRETS_FILE), (SECRETS_FILE, EVENTS_FILE)):
+        if not _size(folder / name) and (_size(folder / f"{name}-wal") or _holds_sessions(folder / other)):
+            raise JournalError(
+                f"{name} is missing or empty, but what belongs to it is there: put it back, or move the "
+                "folder away"
+            )
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _holds_sessions(path: Path) -> bool:
+    if not _size(path):
+        return False
+    with closing(sqlite3.connect(path)) as database:
+        if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'contents'").fetchone():
+            return False
+        return database.execute("SELECT 1 FROM contents LIMIT 1").fetchone() is not None
 
 
 def _lock(path: Path) -> int:

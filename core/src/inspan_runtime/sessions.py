@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +19,7 @@ from inspan_core.events import Abandoned, Event, Restarted
 from inspan_core.machine import fold, new_session
 from inspan_core.session import Phase, Session
 from inspan_core.wire import EpisodeId, SeedRequest
-from inspan_runtime.alarms import Alarms
+from inspan_runtime.alarms import Alarm, Alarms
 from inspan_runtime.contents import Record, closed_body
 from inspan_runtime.driver import Follow, Observer, SessionDriver
 from inspan_runtime.harness_work import Activation, HarnessWork
@@ -38,6 +39,11 @@ RUN_CONTENTS = ("sandbox", "runtime", "grants", "activation", "artifacts", "pars
 
 CUTTING = frozenset({Phase.CLOSING, Phase.CLOSE_FAILED})
 """Where a run without an answer was cut off."""
+
+SCRUB_PAUSE_S, SCRUB_RETRY_S = 1.0, 60.0
+"""What is overwritten waits for the disk: once for all sessions that are forgotten within this time."""
+
+log = logging.getLogger(__name__)
 
 WorkFactory = Callable[[SeedRequest], HarnessWork]
 
@@ -68,6 +74,7 @@ class SessionTable:
         self._journal = journal
         self._observers = observers
         self._alarms = Alarms(spawn)
+        self._scrubs: Alarm | None = None
         self.slots = SlotPool(settings.concurrency)
         self._records: dict[str, Record] = {}
         self._by_capture_key: dict[str, str] = {}
@@ -176,6 +183,8 @@ class SessionTable:
             if "activation" in contents:
                 kept = json.loads(contents["activation"])
                 work.activation = self.activation(seed, kept["token_capture"], kept["request"])
+        elif session.phase is not Phase.FENCED:
+            raise InspanError("its seed is not there")
         record = self._add(session, json.loads(contents["place"]), seed, work)
         restore_room(record.room, contents)
         self._note_interruption(record)
@@ -295,10 +304,21 @@ class SessionTable:
         record.driver.stop_timer()
         if self._journal is not None:
             self._journal.forget(session_id)
+            if self._scrubs is None:
+                self._scrubs = self._alarms.set(SCRUB_PAUSE_S, self._scrub)
         if record.seed is not None:
             key = record.seed.episode_id.capture_key
             if self._by_capture_key.get(key) == session_id:
                 del self._by_capture_key[key]
+
+    def _scrub(self) -> None:
+        self._scrubs = None
+        if self._journal is not None:
+            try:
+                self._journal.scrub()
+            except JournalError as error:
+                log.warning("what removed secrets left is not overwritten yet: %s", error)
+                self._scrubs = self._alarms.set(SCRUB_RETRY_S, self._scrub)
 
 
 class _NoWork:

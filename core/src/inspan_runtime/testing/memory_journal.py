@@ -64,6 +64,9 @@ class MemoryJournal:
             table[content] = value
         self._recorded(name, "content", (content, value))
 
+    def scrub(self) -> None:
+        """Nothing is left in memory."""
+
     def forget(self, name: str) -> None:
         """Remove all that is kept of a session."""
         if not self._cut_off and self._sessions.pop(name, None) is not None:
