@@ -6,6 +6,7 @@ Where the specification is stricter than what was captured, `STRICTER` says so.
 import json
 from pathlib import Path
 
+import httpx
 import pytest
 from attrs import evolve
 
@@ -16,7 +17,6 @@ from inspan_core.sandbox import SandboxSpec
 from inspan_runtime.providers.local import LocalProvider
 from inspan_server.agent.cookies import COOKIE_NAME
 
-pytestmark = pytest.mark.anyio
 EXCHANGES = [
     json.loads(line) for line in (Path(__file__).parents[1] / "exchanges.jsonl").read_text().splitlines()
 ]
@@ -56,6 +56,7 @@ def session_of_cookie(exchange, bound):
     return bound
 
 
+@pytest.mark.anyio
 async def test_the_capture_is_answered_as_it_was(agent, cookie_of, tmp_path, tools_url):
     plugins = load_plugins([AnyGrantEcho()], entry_points=False)
     run_dir = str(tmp_path / "run")
@@ -68,7 +69,7 @@ async def test_the_capture_is_answered_as_it_was(agent, cookie_of, tmp_path, too
             for exchange in EXCHANGES:
                 cookie = cookie_of(session_of_cookie(exchange, first))
                 answer = await send(server, exchange, cookie, sandbox, tools_url)
-                check(exchange, answer)
+                check(exchange, answer, bound_to(exchange, cookie, cookie_of))
                 if exchange["case"].startswith("close") and answer.status_code == 200:
                     closed.append((exchange["case"], answer.json()))
         finally:
@@ -77,6 +78,17 @@ async def test_the_capture_is_answered_as_it_was(agent, cookie_of, tmp_path, too
     assert len(same) == 3
     assert same[0] == same[1] == same[2]
     assert same[0]["agent_observations"]["records"][0]["kind"] == "agent_invocation"
+
+
+def bound_to(exchange, cookie, cookie_of):
+    """The value that the answer has to set: that of the session which is seeded, or that which came."""
+    if exchange["case"] in FORGED:
+        return None
+    if exchange["request"]["path"] == "/v1/agent_sessions" and exchange["status"] == 200:
+        cookie = cookie_of(exchange["request"]["body"]["agent_session_id"])
+    elif not exchange["request"]["cookie"]:
+        cookie = cookie_of("")
+    return cookie["cookie"].partition("=")[2]
 
 
 async def send(server, exchange, cookie, sandbox, tools_url):
@@ -100,34 +112,67 @@ async def send(server, exchange, cookie, sandbox, tools_url):
     return await server.client.request(request["method"], request["path"], content=content, headers=headers)
 
 
-def check(exchange, answer):
+def check(exchange, answer, bound):
+    """Status, cookie and shape; `bound` is the value of the cookie that binds the client from now on."""
     case = exchange["case"]
     assert answer.status_code == STRICTER.get(case, exchange["status"]), (case, answer.text)
+    assert answer.headers["content-type"] == "application/json", case
     assert (COOKIE_NAME in answer.cookies) == exchange["sets_session_cookie"], case
+    assert bound is None or answer.cookies[COOKIE_NAME] == bound, case
     got, wanted = answer.json(), exchange["body"]
     if case in STRICTER or answer.status_code in (404, 405, 409):
-        assert type(got["detail"]) is str
+        assert set(got) == {"detail"} and type(got["detail"]) is str and got["detail"], case
     elif answer.status_code == 422:
         assert [(each["type"], each["loc"]) for each in got["detail"]] == [
             (each["type"], each["loc"]) for each in wanted["detail"]
         ], case
+        assert all(each["msg"] and "input" in each for each in got["detail"]), case
     elif case == "activate":
-        needed = {
-            "id",
-            "created_at",
-            "model",
-            "object",
-            "output",
-            "parallel_tool_calls",
-            "tool_choice",
-            "tools",
-        }
-        assert needed <= set(got)
+        assert NEEDED <= set(got)
         assert set(got) <= set(wanted), "a reader of responses knows no other field"
-        assert [set(item) for item in got["output"]] <= [set(item) for item in wanted["output"]]
+        assert got["object"] == "response"
+        for name in NEEDED - {"created_at"}:
+            assert type(got[name]) is type(wanted[name]), name
+        known = {item["type"]: set(item) for item in wanted["output"]}
+        assert got["output"] and all(set(item) <= known[item["type"]] for item in got["output"])
     else:
-        assert set(got) == set(wanted)
+        assert set(got) == set(wanted), case
         assert got["agent_session_id"] == wanted["agent_session_id"]
+        for name in ("agent_observations", "resources_cookies"):
+            assert (got.get(name) is None) == (wanted.get(name) is None), (case, name)
+
+
+def canned(exchange, **changes):
+    """The captured answer itself, or another."""
+    body = changes.get("body", exchange["body"])
+    cookie = {"set-cookie": f"{COOKIE_NAME}={changes.get('cookie', 'c')}"} if "cookie" not in changes else {}
+    status = STRICTER.get(exchange["case"], exchange["status"])
+    return httpx.Response(
+        changes.get("status", status), json=body, headers=cookie, request=httpx.Request("POST", "http://x")
+    )
+
+
+def others(exchange):
+    """Answers that differ from the captured one in what a client looks at."""
+    body = exchange["body"]
+    status = STRICTER.get(exchange["case"], exchange["status"])
+    yield canned(exchange, status=200 if status != 200 else 409)
+    yield canned(exchange, status=500)
+    yield canned(exchange, cookie=None)
+    yield canned(exchange, body={**body, "more": 1} if status in (200, 409) else {"detail": []})
+    yield canned(exchange, body=dict.fromkeys(body))
+    if "agent_observations" in body:
+        is_known = body["agent_observations"] is not None
+        yield canned(exchange, body={**body, "agent_observations": None if is_known else {"records": []}})
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES, ids=lambda exchange: exchange["case"])
+def test_the_comparison_passes_the_capture_and_nothing_else(exchange):
+    sentences = exchange["case"] in STRICTER
+    check(exchange, canned(exchange, **({"body": {"detail": "no"}} if sentences else {})), "c")
+    for other in others(exchange):
+        with pytest.raises((AssertionError, KeyError, TypeError)):
+            check(exchange, other, "c")
 
 
 def test_the_capture_holds_what_the_replay_needs():
