@@ -354,7 +354,7 @@ def read_answer(connection, *, has_body=True):
 
 
 @contextmanager
-def running(backend, tmp_path, *, idle_timeout_s=None, wrap=None, **changes):
+def running(backend, tmp_path, *, idle_timeout_s=None, wrap=None, plugins=None, **changes):
     """Start a server: its configuration's changes are given by name."""
     world = World()
     config = parse_config(
@@ -371,7 +371,7 @@ def running(backend, tmp_path, *, idle_timeout_s=None, wrap=None, **changes):
             **changes,
         }
     )
-    app = create_app(config, load_plugins([MemoryHarness(world)], entry_points=False))
+    app = create_app(config, plugins or load_plugins([MemoryHarness(world)], entry_points=False))
     if wrap is not None:
         wrap(app)
     listener = listen("127.0.0.1", 0)
