@@ -205,6 +205,15 @@ async def test_a_model_server_that_is_down_is_503_and_can_be_seeded_again(place)
         await place.closes(client)
 
 
+@pytest.mark.full
+async def test_a_model_server_that_says_that_it_is_down_is_503(place, tool_server):
+    async with tool_server("status 503") as (_, url):
+        place.model = f"{url}/tools"
+        async with place.server() as client:
+            refused = await place.seed(client)
+    assert refused.status_code == 503 and "it answered with HTTP status 503" in refused.text, refused.text
+
+
 class Closed(WrappedSandbox):
     """A sandbox whose provider can open no way."""
 
@@ -212,9 +221,27 @@ class Closed(WrappedSandbox):
         raise ReachUnavailable(f"way to {url} cannot be opened: this user may not enter the network")
 
 
-async def test_a_provider_that_can_open_no_way_is_422_that_says_why(place):
-    place.plugin.provider = lambda options: of(Closed)(BubblewrapProvider(options))
+class Mistaken(WrappedSandbox):
+    """A sandbox whose provider believes that the host is reached anyway."""
+
+    async def reach(self, url, *, holder, timeout_s=30.0):
+        return None
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (Closed, "way to {} cannot be opened: this user may not enter"),
+        pytest.param(
+            Mistaken,
+            "the model server {}: it cannot be reached from inside the sandbox",
+            marks=pytest.mark.full,
+        ),
+    ],
+)
+async def test_a_model_to_which_there_is_no_way_is_422_that_says_why(place, kind, words):
+    place.plugin.provider = lambda options: of(kind)(BubblewrapProvider(options))
     async with place.server() as client:
         refused = await place.seed(client)
     assert refused.status_code == 422, refused.text
-    assert f"way to {place.model} cannot be opened: this user may not enter" in refused.text
+    assert words.format(place.model) in refused.text

@@ -5,8 +5,9 @@ behind it, so that nothing of a grant is in a command line, in the environment o
 list of ``{"name", "kind", "url", "headers", "limit_s"}`` and prints a JSON list of ``{"name", "problem",
 "tools"}``: `problem` is null where the server can be used. An MCP server is asked as a client asks it
 (initialize, notifications/initialized, tools/list, over streamable HTTP); of another server only that it
-answers HTTP is wanted. Each has its own time; certificates are checked; nothing is printed of what a server
-says but a JSON-RPC error's message and the names of its tools.
+answers HTTP is wanted; one of kind ``http`` may also redirect anywhere. Each has its own time; certificates
+are checked; nothing is printed of what a server says but a JSON-RPC error's message and the names of its
+tools.
 """
 
 import http.client
@@ -41,9 +42,10 @@ class Server:
         self.headers: Dict[str, str] = dict(order["headers"])
         self.until = time.monotonic() + order["limit_s"]
         self.next_id = 0
+        self.follows = order["kind"] != "http"
 
     def send(self, method: str, body: Optional[bytes]) -> Tuple[http.client.HTTPResponse, bytes]:
-        """One request; a redirection within the same server is followed with its body."""
+        """One request; a redirection within the same server is followed with its body, where it matters."""
         for _ in range(REDIRECTS + 1):
             parts = urlsplit(self.url)
             left = self.until - time.monotonic()
@@ -59,7 +61,7 @@ class Server:
             try:
                 connection.request(method, path, body=body, headers=self.headers)
                 response = connection.getresponse()
-                if response.status not in (307, 308):
+                if response.status not in (307, 308) or not self.follows:
                     return response, self.read(response)
             finally:
                 connection.close()

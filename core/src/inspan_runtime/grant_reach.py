@@ -28,6 +28,9 @@ OPTIONAL_LIMIT_S = 10.0
 EXEC_MARGIN_S = 20.0
 REPORT_LIMIT_BYTES = 4 * 1024 * 1024
 REASON_LIMIT_CHARS = 500
+UNREACHED = "it cannot be reached from inside the sandbox"
+"""How the probe's words begin for a server to which there was no connection, or that said nothing on it."""
+
 DEFAULT_PORTS: Mapping[str, int] = {"http": 80, "https": 443}
 LOADER = (
     "import sys; b = sys.stdin.buffer; "

@@ -13,7 +13,7 @@ from attrs import define, evolve, field
 from inspan_core.errors import InspanError, ReachUnavailable, SandboxError, SandboxGone
 from inspan_core.sandbox import Reached, ReachingSandbox, Sandbox
 from inspan_core.wire import McpAccess, ToolAccess
-from inspan_runtime.grant_reach import grant_url, loopback_url, try_url
+from inspan_runtime.grant_reach import UNREACHED, grant_url, loopback_url, try_url
 
 _logger = logging.getLogger(__name__)
 HOST_TRY_S = 5.0
@@ -21,7 +21,7 @@ CLOSE_LIMIT_S = 5.0
 
 
 class ModelUnreachable(InspanError):
-    """The model server does not answer, neither inside nor to this process: it may do so later (503)."""
+    """The model server answers nobody, or too late, or that it cannot: it may do so later (503)."""
 
 
 @define(kw_only=True)
@@ -96,8 +96,8 @@ class SessionReach:
         """Connect to the model server from inside, where the sandbox has a network of its own.
 
         Raises:
-            ModelUnreachable: This process does not reach it either.
-            ReachUnavailable: This process does.
+            ModelUnreachable: It is down or hangs.
+            ReachUnavailable: This process reaches it, and the sandbox does not.
             SandboxError: The sandbox failed.
         """
         if not isinstance(sandbox, ReachingSandbox) or sandbox.descriptor.get("isolation") == "none":
@@ -105,7 +105,9 @@ class SessionReach:
         problem = await try_url(sandbox, python, self.inside(model_url))
         if problem is None:
             return
-        if await _is_reached_here(model_url):
+        # What answers badly, or not in time, was reached.
+        is_cut_off = problem.startswith(UNREACHED) and "timed out" not in problem
+        if is_cut_off and await _is_reached_here(model_url):
             raise ReachUnavailable(f"the model server {model_url}: {problem}")
         raise ModelUnreachable(f"the model server {model_url} cannot be used: {problem}")
 
