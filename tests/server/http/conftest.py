@@ -378,7 +378,7 @@ def running(backend, tmp_path, *, idle_timeout_s=None, wrap=None, plugins=None, 
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     hypercorn = http_config(config, listener)
     hypercorn.keep_alive_timeout = idle_timeout_s or hypercorn.keep_alive_timeout
-    hypercorn.graceful_timeout, hypercorn.shutdown_timeout = 1.0, 60.0
+    hypercorn.graceful_timeout, hypercorn.shutdown_timeout = 0.1, 60.0
 
     @asynccontextmanager
     async def served():
@@ -404,9 +404,9 @@ def anyio_backend():
     return "asyncio"
 
 
-@pytest.fixture(params=["asyncio", "trio"])
+@pytest.fixture(params=["asyncio", pytest.param("trio", marks=pytest.mark.full)])
 def backend(request):
-    """Of the server."""
+    """Of the server; each kind of test has a quick case on trio too."""
     return request.param
 
 

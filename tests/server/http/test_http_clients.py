@@ -12,6 +12,7 @@ from inspan_server.agent.cookies import COOKIE_NAME
 pytestmark = pytest.mark.anyio
 
 
+@pytest.mark.parametrize("backend", ["asyncio", "trio"], indirect=True)
 async def test_an_episode_of_aiohttp(server, bodies, paths):
     async with server.aiohttp() as client:
         async with client.post(paths.seed, json=bodies.seed()) as seeded:
@@ -228,6 +229,7 @@ async def as_the_gym_does(client, path, body):
                 await anyio.lowlevel.checkpoint()
 
 
+@pytest.mark.parametrize("backend", ["asyncio", "trio"], indirect=True)
 @pytest.mark.parametrize("moment", ["before", "half", "after"])
 async def test_answers_that_are_lost_are_given_again_and_nothing_is_done_twice(server, bodies, paths, moment):
     for number, lost in enumerate((paths.seed, paths.activate, paths.close)):

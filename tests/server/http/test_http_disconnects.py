@@ -76,7 +76,10 @@ def sent(raw, cookie, requests, stage):
     return raw.request(path, body, headers=cookies)
 
 
-@pytest.mark.parametrize("how", ["close", "reset", "end"])
+@pytest.mark.parametrize(
+    "how",
+    ["close", pytest.param("reset", marks=pytest.mark.full), pytest.param("end", marks=pytest.mark.full)],
+)
 @pytest.mark.parametrize("stage", ORDER)
 async def test_a_client_that_leaves_while_it_is_served_changes_nothing(
     server, events, requests, raw, cookie_of, stage, how
@@ -144,6 +147,7 @@ async def test_a_client_that_leaves_as_soon_as_it_has_asked_is_served_once(
     assert server.world.done == {"create": 1, "stage": 1, "launch": 1, "collect": 1, "stop": 1}
 
 
+@pytest.mark.parametrize("backend", ["asyncio", "trio"], indirect=True)
 async def test_the_one_of_two_waiters_that_stays_gets_the_answer(server, events, requests, raw, cookie_of):
     await play(server, requests, "activate")
     gate = server.world.gates["run"]
@@ -169,6 +173,7 @@ async def test_the_one_of_two_waiters_that_stays_gets_the_answer(server, events,
     assert server.world.done["launch"] == 1
 
 
+@pytest.mark.parametrize("backend", ["asyncio", "trio"], indirect=True)
 async def test_only_a_close_cuts_a_run_off(server, requests, paths, bodies, cookie_of):
     await play(server, requests, "activate")
     server.world.gates["run"].shut()

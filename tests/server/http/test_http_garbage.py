@@ -68,7 +68,7 @@ def test_garbage_is_refused_and_the_next_request_answered(server, raw, logged, w
 
 @settings(
     deadline=None,
-    max_examples=200,
+    max_examples=50,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
@@ -212,6 +212,7 @@ def test_a_connection_ends_with_its_client(start, raw, poll):
         poll(lambda: descriptors() <= before + 2, "an end of a hundred connections")
 
 
+@pytest.mark.full
 def test_what_is_refused_leaves_no_memory(start, raw, bodies, paths, poll):
     """After as many of each again, nothing has grown: neither by their number nor by their size."""
     with start("asyncio") as server:

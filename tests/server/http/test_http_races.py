@@ -46,6 +46,7 @@ async def test_twins_a_millisecond_apart_are_one(server, bodies, paths, cookie_o
     assert server.world.done == ONCE
 
 
+@pytest.mark.parametrize("backend", ["asyncio", "trio"], indirect=True)
 @pytest.mark.parametrize("stage", ["seed", "activate", "close"])
 async def test_twins_of_what_is_held_up_join_it(server, bodies, paths, cookie_of, stage):
     gate = server.world.gates[{"seed": "create", "activate": "run", "close": "stop"}[stage]]

@@ -33,6 +33,7 @@ async def post(client, path, body, **options):
     return await client.post(path, content=content, headers=headers, **options)
 
 
+@pytest.mark.parametrize("backend", ["asyncio", "trio"], indirect=True)
 async def test_a_seed_is_the_same_whatever_its_spelling(server, paths):
     body = {"agent_session_id": "s1", "episode_id": EPISODE, "task_id": TASK, "tool_accesses": [MCP, HTTP]}
     slashed = {**body, "tool_accesses": [MCP, {**HTTP, "base_url": "http://127.0.0.1:9/"}]}
@@ -268,6 +269,7 @@ async def test_a_close_of_an_id_never_seeded_fences_it_until_its_window_ends(sta
             assert (await post(client, paths.seed, bodies.seed())).status_code == 200
 
 
+@pytest.mark.parametrize("backend", ["asyncio", "trio"], indirect=True)
 @pytest.mark.parametrize(
     ("said", "fails", "status"),
     [("fail", None, 503), ("refuse", None, 422), ("hi", "collect", 503)],
