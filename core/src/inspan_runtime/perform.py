@@ -52,10 +52,9 @@ from inspan_core.findings import CollectResult
 from inspan_core.receipts import CleanupReceipt
 from inspan_core.sandbox import Sandbox
 from inspan_core.session import Session
+from inspan_runtime.pauses import FIRST_RETRY_S, LONGEST_RETRY_S, spread
 from inspan_runtime.room import ExecHandle, Room, Spawn, Work
 from inspan_runtime.supervisor_client import (
-    FIRST_RETRY_S,
-    LONGEST_RETRY_S,
     NeverLaunched,
     await_receipt,
     read_processes,
@@ -185,7 +184,7 @@ class Performer:
             except SandboxError:
                 if anyio.current_time() + pause_s > until:
                     raise
-            await anyio.sleep(pause_s)
+            await anyio.sleep(spread(pause_s, self.room.session_dir))
             pause_s = min(pause_s * 2, LONGEST_RETRY_S)
 
     def cancelled(self, order: Order) -> Answer:
@@ -262,7 +261,7 @@ class Performer:
         # A child may hold the exec's output open on some providers: then the receipt says that it is over.
         pause_s = RECEIPT_POLL_FIRST_S
         while True:
-            with anyio.move_on_after(pause_s):
+            with anyio.move_on_after(spread(pause_s, self.room.session_dir)):
                 await handle.ended.wait()
                 return None
             pause_s = min(pause_s * 1.5, RECEIPT_POLL_LAST_S)

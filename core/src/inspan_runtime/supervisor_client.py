@@ -34,6 +34,7 @@ from inspan_core.receipts import (
     parse_processes,
 )
 from inspan_core.sandbox import Sandbox
+from inspan_runtime.pauses import FIRST_RETRY_S, LONGEST_RETRY_S, spread
 from inspan_runtime.session_directory import RETIRE_SCRIPT, remove_session_directory, run_shell
 from inspan_supervisor import (
     COMMAND_FILE,
@@ -66,8 +67,6 @@ STEP_MARGIN_S = 5.0
 LOOK_TIMEOUT_S = 10.0
 CLAIM_GRACE_S = 2.0
 LONGEST_WAIT_S = 20.0
-FIRST_RETRY_S = 0.1
-LONGEST_RETRY_S = 5.0
 ENVIRONMENT_LIMIT_BYTES = 256 * 1024
 
 WAIT_SCRIPT = """
@@ -337,7 +336,7 @@ async def _wait(
             receipt = await _read_without_shell(sandbox, session_dir, request=request)
             if receipt is not None:
                 return receipt
-            await anyio.sleep(min(pause_s, max(deadline - anyio.current_time(), 0)))
+            await anyio.sleep(min(spread(pause_s, session_dir), max(deadline - anyio.current_time(), 0)))
             pause_s = min(pause_s * 2, LONGEST_RETRY_S)
             continue
         if word == "never":
