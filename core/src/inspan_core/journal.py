@@ -26,11 +26,12 @@ def encode_event(event: Event) -> dict[str, Any]:
     Returns:
         For example ``{"event": "Staged", "at": 12.5, "order": 3}``.
     """
-    fields = {name: getattr(event, name) for name in _READERS[type(event)]}
-    return {
-        "event": type(event).__name__,
-        **{name: value.value if isinstance(value, Enum) else value for name, value in fields.items()},
-    }
+    kind = type(event)
+    encoded: dict[str, Any] = {"event": kind.__name__}
+    for name in _READERS[kind]:
+        value = getattr(event, name)
+        encoded[name] = value.value if isinstance(value, Enum) else value
+    return encoded
 
 
 def decode_event(value: Mapping[str, Any]) -> Event:

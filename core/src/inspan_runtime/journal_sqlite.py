@@ -48,7 +48,9 @@ CREATE TABLE IF NOT EXISTS contents (
 BEGIN_SESSION = "INSERT INTO sessions (id, name) VALUES (?, ?)"
 APPEND = "INSERT INTO events (session, number, event) VALUES (?, ?, ?)"
 KEEP = "INSERT OR REPLACE INTO contents (session, name, value) VALUES (?, ?, ?)"
-REMOVE = "DELETE FROM contents WHERE session = ? AND name = ?"
+REMOVE = "DELETE FROM contents WHERE session = ? AND name IN ("
+"""Goes on with a place for each name."""
+
 WAL_PAGES = 4000
 """After so many pages the log is written into the database, which waits for the disk: 16 MiB."""
 
@@ -126,8 +128,15 @@ class SqliteJournal:
     def keep(self, name: str, content: str, value: bytes | None, *, secret: bool = False) -> None:
         """Set a content of a session, or remove it with None, from its next event on."""
         number = self._session(name).id
-        change = (REMOVE, (number, content)) if value is None else (KEEP, (number, content, value))
-        (self._waiting_secrets if secret else self._waiting).append(change)
+        waiting = self._waiting_secrets if secret else self._waiting
+        if value is not None:
+            waiting.append((KEEP, (number, content, value)))
+        elif waiting and waiting[-1][0].startswith(REMOVE) and waiting[-1][1][0] == number:
+            # A close removes all that was kept of its run: in one statement.
+            statement, values = waiting[-1]
+            waiting[-1] = (f"{statement[:-1]}, ?)", (*values, content))
+        else:
+            waiting.append((f"{REMOVE}?)", (number, content)))
 
     def forget(self, name: str) -> None:
         """Remove all that is kept of a session."""
@@ -256,6 +265,8 @@ def _open(path: Path, schema: str, sync: Sync) -> sqlite3.Connection:
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
     database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     try:
+        # One server at a time has the folder: so each commit is spared the file locks and the shared index.
+        database.execute("PRAGMA locking_mode = EXCLUSIVE")
         (version,) = database.execute("PRAGMA user_version").fetchone()
         if version not in (0, VERSION):
             raise JournalError(
