@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from inspan_core.errors import SandboxConnectError, SandboxGone
+from inspan_core.errors import ExecTimeout, SandboxConnectError, SandboxError, SandboxGone, UsageError
 from inspan_core.sandbox import MeteredSandbox, SandboxSpec
 from inspan_runtime.providers.docker.provider import DockerProvider
 from inspan_runtime.providers.state_folder import is_held
@@ -116,3 +116,23 @@ async def test_usage_is_told_with_the_agent_only(make_provider):
         assert used.cpu_time_s > 0 and used.peak_memory_mib > 0 and used.source == "processes"
     async with opened(make_provider(agent="never"), SPEC) as sandbox:
         assert not isinstance(sandbox, MeteredSandbox)
+
+
+@pytest.mark.parametrize("made", ["rm -f /dev/null", "rm -f /dev/null; mkfifo /dev/null"])
+async def test_commands_need_no_null_device_any_more(make_provider, made):
+    """A task's root may remove it, or put there what whoever opens it waits for."""
+    async with opened(make_provider(agent="always"), SPEC) as sandbox:
+        assert await out(sandbox, made) == b""
+        assert await out(sandbox, "cat; echo on") == b"on\n"
+
+
+async def test_times_and_arguments_that_do_not_fit_are_told_without_the_agent(make_provider):
+    async with opened(make_provider(agent="never"), SPEC) as sandbox:
+        with pytest.raises(UsageError, match="timeout_s is nan"):
+            await sandbox.exec(["true"], timeout_s=float("nan"))
+        with pytest.raises(ExecTimeout):
+            await sandbox.exec(["sleep", "60"], timeout_s=-1.0)
+        for timeout_s in (float("inf"), 1e300):
+            assert (await sandbox.exec(["sh", "-c", "sleep 0.2; exit 7"], timeout_s=timeout_s)).exit_code == 7
+        with pytest.raises(SandboxError, match="Argument list too long"):
+            await sandbox.exec(["echo", "x" * 2**18], timeout_s=9.0)

@@ -147,9 +147,10 @@ async def test_descriptors_that_ran_out_come_back(provider):
         for room in range(1, 7):  # One is the connection's.
             resource.prlimit(agent, resource.RLIMIT_NOFILE, (before + room, hard))
             with pytest.raises(SandboxError, match="Too many open files"):
-                await sandbox.exec(["cat"], timeout_s=20, stdin=b"x")
+                await sandbox.exec(["cat"], timeout_s=20, stdin=b"x" * 2**22)
         resource.prlimit(agent, resource.RLIMIT_NOFILE, (soft, hard))
         assert await out(sandbox, "echo on") == b"on\n"
+        deadline = time.monotonic() + PATIENCE_S
         while count() != before and time.monotonic() < deadline:
             await anyio.sleep(0.01)
         assert count() == before

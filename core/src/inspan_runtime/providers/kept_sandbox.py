@@ -76,9 +76,7 @@ class KeptSandbox:
         if not arguments or not arguments[0]:
             raise UsageError("argv is empty: a program's name was expected")
         given = [_variable(name, value) for name, value in (env or {}).items()]
-        if math.isnan(timeout_s):
-            raise UsageError(f"timeout_s is {timeout_s!r}: a number of seconds was expected")
-        timeout_s = min(timeout_s, LONGEST_TIMEOUT_S)
+        timeout_s = _timeout(timeout_s)
         head = [b"exec", b"%r" % float(timeout_s), b"%d" % output_limit_bytes, b"%d" % len(stdin)]
         head += [_bytes("cwd", cwd or self._descriptor["workdir"]), b"%d" % len(arguments)]
         what = f"{argv[0]} in {self.sandbox_id}"
@@ -225,8 +223,17 @@ async def stop_kept(state: Path, sandbox_id: str) -> None:
 
 
 async def _send_body(call: Call, data: bytes) -> None:
-    if data:
-        await call.send_body(data)
+    try:
+        if data:
+            await call.send_body(data)
+    except anyio.BrokenResourceError:
+        pass  # Perhaps it answered before it had read all: then the answer says why.
+
+
+def _timeout(timeout_s: float) -> float:
+    if math.isnan(timeout_s):
+        raise UsageError(f"timeout_s is {timeout_s!r}: a number of seconds was expected")
+    return max(0.0, min(timeout_s, LONGEST_TIMEOUT_S))
 
 
 def _bytes(what: str, value: str) -> bytes:

@@ -34,7 +34,7 @@ from inspan_runtime.providers.docker.exec_client import (
     read_more,
 )
 from inspan_runtime.providers.docker.marked import MarkedStream
-from inspan_runtime.providers.kept_sandbox import _bytes, _path, _variable
+from inspan_runtime.providers.kept_sandbox import _bytes, _path, _timeout, _variable
 from inspan_runtime.providers.ways import Way
 
 START_SLACK_S = 30.0
@@ -96,6 +96,7 @@ class PlainSandbox:
             raise UsageError("argv is empty: a program's name was expected")
         if b"=" in command[0] or command[0].startswith(b"-"):
             raise UsageError(f"{argv[0]!r} cannot be a program's name in a container without the agent")
+        timeout_s = _timeout(timeout_s)
         folder = _bytes("cwd", cwd or self._descriptor.get("workdir") or "")
         values = scripts.run_values(command, given, folder, timeout_s)
         return await self._run(
