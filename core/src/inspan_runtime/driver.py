@@ -69,6 +69,7 @@ class Performs(Protocol):
 
 
 Observer = Callable[[Mapping[str, Any]], object]
+Prepare = Callable[[Session], object]
 Follow = Callable[[Session, Event, Session, tuple[Effect, ...]], object]
 """Called with each committed transition: the session before, the event, the session after, the effects."""
 
@@ -123,6 +124,7 @@ class SessionDriver:
         performs: Carries out orders.
         spawn: Starts a task that outlives the caller.
         journal: Where events are kept, or None.
+        prepare: Called with a session that is about to change its phase: what it keeps is committed with it.
         follow: Called with each committed transition, before the observers.
         observers: Told of each committed transition.
         timers: Whether timers run; without them the embedding program retries and forgets by itself.
@@ -140,6 +142,7 @@ class SessionDriver:
         "_next_waiter",
         "_observers",
         "_performs",
+        "_prepare",
         "_spawn",
         "_stepping",
         "_waiters",
@@ -153,6 +156,7 @@ class SessionDriver:
         *,
         spawn: Spawn,
         journal: Journal | None = None,
+        prepare: Prepare | None = None,
         follow: Follow | None = None,
         observers: tuple[Observer, ...] = (),
         timers: bool = True,
@@ -162,6 +166,7 @@ class SessionDriver:
         self._performs = performs
         self._spawn = spawn
         self._journal = journal
+        self._prepare = prepare
         self._follow = follow
         self._observers = observers
         self._alarms = (alarms if alarms is not None else Alarms(spawn)) if timers else None
@@ -242,6 +247,8 @@ class SessionDriver:
     def _handle(self, event: Event) -> None:
         before = self.session
         session, effects = step(before, event)
+        if self._prepare is not None and session.phase is not before.phase:
+            self._prepare(session)
         if self._journal is not None and session is not before:
             self._journal.append(session.name, event)
         self.session = session

@@ -228,6 +228,7 @@ class SessionTable:
             performer,
             spawn=self._spawn,
             journal=self._journal,
+            prepare=self._keep_closed,
             follow=self._follow,
             observers=self._observers,
             alarms=self._alarms,
@@ -284,14 +285,18 @@ class SessionTable:
             bound, ended = session.activation_digest is not None, session.answer is not None
             record.work.interrupted = bound and not ended
 
-    def _retain(self, session_id: str) -> None:
-        record = self._records[session_id]
-        answer = record.driver.session.close_answer
-        if answer is not None and isinstance(answer.body, CloseBody):
-            record.closed_body = closed_body(session_id, record, answer.body)
+    def _keep_closed(self, session: Session) -> None:
+        """Have the answer of a close committed with it: what it was made of is gone after a restart."""
+        answer = session.close_answer
+        if session.phase is Phase.CLOSED and answer is not None and isinstance(answer.body, CloseBody):
+            record = self._records[session.name]
+            record.closed_body = closed_body(session.name, record, answer.body)
             # With the jar it is a secret like the cookies themselves.
             has_jar = record.closed_body["resources_cookies"] is not None
-            self._keep(session_id, "closed", to_bytes(record.closed_body), secret=has_jar)
+            self._keep(session.name, "closed", to_bytes(record.closed_body), secret=has_jar)
+
+    def _retain(self, session_id: str) -> None:
+        record = self._records[session_id]
         for name in RUN_CONTENTS:
             self._keep(session_id, name, None)
         if record.work is not None and not self._settings.retains_artifacts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 from contextlib import closing
@@ -115,6 +116,26 @@ async def test_a_session_whose_seed_is_lost_keeps_the_server_from_starting(agent
     with pytest.raises(JournalError, match="a session 's1' that this inspan cannot go on with: its seed is"):
         async with agent(state_dir=str(state)):
             raise AssertionError("it started")
+
+
+@pytest.mark.anyio
+async def test_the_answer_of_a_close_is_kept_before_it_is_given(agent, bodies, tmp_path):
+    """A server that is killed right afterwards could not make it again from what a run leaves behind."""
+    state, killed = tmp_path / "state", tmp_path / "killed"
+    killed.mkdir(mode=0o700)
+    async with agent(state_dir=str(state)) as server:
+        await server.client.post("/v1/agent_sessions", json=bodies.seed())
+        assert (
+            await server.client.post("/ng-rollout/r1/v1/responses", json={"input": "x"})
+        ).status_code == 200
+        closed = await server.client.post("/v1/agent_sessions/close", json=bodies.close())
+        assert closed.status_code == 200
+        for path in state.iterdir():
+            (killed / path.name).write_bytes(path.read_bytes())
+    journal = SqliteJournal(killed)
+    (stored,) = journal.load()
+    journal.close()
+    assert json.loads(stored.contents["closed"]) == closed.json()
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770])
