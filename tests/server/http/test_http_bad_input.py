@@ -223,7 +223,7 @@ def refused_quietly(server, raw, logged, **call):
     assert good.status == 200
 
 
-@settings(BAD_INPUT, max_examples=120)
+@settings(BAD_INPUT, max_examples=60)
 @given(**CALL)
 def test_what_is_wrong_is_refused(server, raw, logged, **call):
     refused_quietly(server, raw, logged, **call)

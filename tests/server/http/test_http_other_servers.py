@@ -21,7 +21,7 @@ from inspan_server.serving import served
 
 BAD_INPUT = settings(
     deadline=None,
-    max_examples=50,
+    max_examples=30,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 KEY = "canary-key-of-the-rollout"
