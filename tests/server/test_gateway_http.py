@@ -293,6 +293,13 @@ async def test_a_call_without_its_rollout_is_a_stray(path):
     assert (capture.strays, capture.stray_calls, capture.rollout_keys) == ((path,), 1, ())
 
 
+async def test_whoever_only_tries_whether_it_is_there_is_no_stray():
+    """A session's seed does so, from inside its sandbox."""
+    async with gateway({"*": []}) as (client, capture):
+        answer = await client.head("/")
+    assert (answer.status_code, capture.stray_calls) == (404, 0)
+
+
 @pytest.mark.parametrize(
     "path", ["/ng-rollout/r1/v1/responses", "/ng-rollout/..%2fr/v1/models", "/ng-rollout/-a/v1/models"]
 )

@@ -144,7 +144,8 @@ class _Gateway:
         if path.startswith("/ng-rollout/"):
             advice = "served are POST .../v1/chat/completions, POST .../v1/responses and GET .../v1/models"
         else:
-            self.capture.record_stray(path)
+            if request.method != "HEAD":  # Who only tries whether the server is reached calls no model.
+                self.capture.record_stray(path)
             advice = "a model call must carry its rollout: the base URL is /ng-rollout/<rollout key>/v1"
         message = f"{request.method} {path[:200]}: {advice}"
         return JsonAnswer(404, openai_error(message, type_="invalid_request_error", code="not_found"))
