@@ -2,10 +2,15 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
+
+from inspan_supervisor import LOADER, SUPERVISOR_FILE, supervisor_source
 
 FIELDS = {"cleanup_confirmed", "return_code", "error", "timed_out"}
 
@@ -76,12 +81,63 @@ def test_a_deleted_session_directory_gets_its_claim_back_and_a_stop_is_still_not
     assert supervised.receipt()["return_code"] == -15
 
 
-def test_a_draft_that_a_tool_has_replaced_by_a_fifo_does_not_hang_the_supervisor(supervised):
-    supervised.run(
-        f'cd "{supervised.dir}"; draft=$(echo .cleanup.json.*); rm "$draft"; mkfifo "$draft"; exit 0'
-    )
-    assert supervised.wait() == 125
-    assert not (supervised.dir / "cleanup.json").exists()
+IN_THE_WAY = {
+    "a FIFO": 'mkfifo "$p"',
+    "a folder": 'mkdir -p "$p/x"',
+    "a link": 'echo task > "$WORK/file"; ln -s "$WORK/file" "$p"',
+    "a link to nowhere": 'ln -s /nowhere/x "$p"',
+    "a link to a folder": 'ln -s / "$p"',
+}
+
+
+@pytest.mark.parametrize("put", IN_THE_WAY.values(), ids=IN_THE_WAY)
+@pytest.mark.parametrize("name", [".cleanup.json.*", "cleanup.json", "processes.json"])
+def test_what_a_tool_has_put_in_the_place_of_a_file_goes_aside(supervised, name, put):
+    """It costs no receipt, nothing is written where a link leads, and no FIFO hangs us."""
+    supervised.run(f'cd "{supervised.dir}"; p=$(echo {name}); rm -f "$p"; {put}; exit 6')
+    assert supervised.receipt() == {
+        "cleanup_confirmed": True, "return_code": 6, "error": None, "timed_out": False}  # fmt: skip
+    assert supervised.report()["killed"] == []
+    assert [path.read_text() for path in supervised.work.glob("file")] in ([], ["task\n"])
+
+
+SHUT = {
+    "a file": 'rm -rf "$D"; : > "$WORK/f"; mv -T "$WORK/f" "$D"',
+    "a FIFO": 'rm -rf "$D"; mkfifo "$WORK/f"; mv -T "$WORK/f" "$D"',
+    "a link to nowhere": 'rm -rf "$D"; ln -s /nowhere/x "$WORK/f"; mv -T "$WORK/f" "$D"',
+}
+
+
+@pytest.mark.parametrize("shut", SHUT.values(), ids=SHUT)
+def test_what_a_tool_has_put_in_the_place_of_the_directory_is_removed(supervised, kit, shut):
+    """The tool beats us to it: whoever is stopped meanwhile makes nothing again."""
+    script = f"kill -STOP $PPID; D={supervised.dir}; {shut}; kill -CONT $PPID; exit 6"
+    supervised.run(script)
+    assert supervised.receipt()["return_code"] == 6
+
+
+@pytest.mark.parametrize("ending", ["exit", "stop"])
+def test_a_directory_that_a_tool_has_shut_is_opened_again(kit, ending):
+    """For root no folder is shut: whoever tests as root becomes nobody for this."""
+    nobody = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
+    with tempfile.TemporaryDirectory() as root:
+        os.chmod(root, 0o777)
+        session, up = Path(root) / "session", Path(root) / "up"
+        script = f"chmod 000 {session}; : > {up}; [ {ending} = exit ] || exec sleep 1000"
+        command = {"argv": ["sh", "-c", script], "env": {"PATH": os.environ["PATH"]}, "timeout_s": 20,
+                   "cleanup_timeout_s": 8}  # fmt: skip
+        steps = 'mkdir -m 700 "$1" && printf %s "$2" > "$1/command.json" && exec "$3" -I -S -c "$4" "$5" "$1"'
+        source = Path(root) / SUPERVISOR_FILE
+        source.write_bytes(supervisor_source())
+        python = shutil.which("python3", path=os.defpath) if nobody else sys.executable
+        values = [str(session), json.dumps(command), python, LOADER, str(source)]
+        process = subprocess.Popen(["sh", "-c", steps, "sh", *values], **nobody)
+        if ending == "stop":
+            kit.eventually(up.exists, "the harness has shut the folder")
+            kit.eventually(lambda: session.stat().st_mode & 0o777 == 0o700, "it is opened again")
+            (session / "stop.request").touch()
+        assert process.wait(20) == (0 if ending == "exit" else 143)
+        assert json.loads((session / "cleanup.json").read_text())["cleanup_confirmed"]
 
 
 def test_a_retired_directory_is_never_made_again(supervised):
@@ -93,14 +149,18 @@ def test_a_retired_directory_is_never_made_again(supervised):
 
 
 def test_a_report_that_cannot_be_written_does_not_cost_the_receipt(supervised):
-    supervised.run(f'mkdir -p "{supervised.dir}/processes.json/x"; exit 0')
-    assert supervised.receipt()["cleanup_confirmed"]
-    assert "processes.json" in supervised.output()
+    done = run_with_small_disk(supervised, 'cat /dev/zero > "$DIR/fill"; exit 6')
+    assert done.stdout.startswith("code 6\n"), done.stderr
+    assert "processes.json" not in done.stderr.split()
 
 
 def test_a_receipt_that_cannot_be_put_in_place_is_none(supervised):
-    supervised.run(f'mkdir -p "{supervised.dir}/cleanup.json/x"; exit 0')
-    assert supervised.wait() == 125
+    """A mount in its place can be neither replaced nor moved."""
+    script = 'mkdir "$DIR/cleanup.json" && mount -t tmpfs t "$DIR/cleanup.json"; exit 0'
+    supervised.command(["sh", "-c", script], env={"DIR": str(supervised.dir)})
+    argv = [sys.executable, "-I", "-S", str(supervised.dir / SUPERVISOR_FILE), str(supervised.dir)]
+    done = subprocess.run([*UNSHARE, *argv], capture_output=True, timeout=40)
+    assert done.returncode == 125
     assert (supervised.dir / "cleanup.json").is_dir()
     assert [path.name for path in supervised.dir.iterdir() if path.name.startswith(".cleanup")] == []
 

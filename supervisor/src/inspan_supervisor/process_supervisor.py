@@ -30,15 +30,13 @@ import os
 import sys
 import time
 from _json import encode_basestring_ascii, make_scanner
-from itertools import islice
 
 TYPE_CHECKING = False  # Importing typing would cost more memory than all the rest.
 if TYPE_CHECKING:
     from typing import Any
 
 NAME = b"~~"  # No letter or digit: no word that a task's pkill or killall looks for is in it.
-COMMAND_LIMIT_BYTES = 4 * 1024 * 1024
-OUTPUT_LIMIT_BYTES, OUTPUT_TAIL_BYTES = 64 * 1024 * 1024, 256 * 1024
+COMMAND_LIMIT_BYTES, OUTPUT_LIMIT_BYTES, OUTPUT_TAIL_BYTES = 4 << 20, 64 << 20, 256 << 10
 REPORT_LIMIT, COUNT_LIMIT = 256, 4096  # Of each kind: how many are listed, and how many more are counted.
 PORTS_BUDGET_S, FD_LIMIT = 0.1, 512  # Looking for ports: until so much processor time is spent on an ending.
 NETWORKS = {}  # type: dict[str, dict[str, int]]  # Ports by socket in each network: reading takes long.
@@ -46,6 +44,7 @@ MARK = "INSPAN_RUN"  # In the harness's environment, with a random value: who ca
 ONE_READ_BYTES = RECEIPT_BYTES = 4096  # The receipt's are reserved before, so that no full disk costs it.
 TICK_S, BLIND_TICK_S = 1.0, 0.02  # Housekeeping; looking for stop.request where the kernel does not tell.
 PAUSE_S, SWATS = 0.005, 100  # Between two whole looks: time for dying, and blows at a relay of forks.
+FENCES = {"/stop.request": "a stop came before the launch", ".retired": "this session directory is retired"}
 REFUSED = 125  # Our own failures, as env, timeout and docker have it; 126 and 127: argv could not be run.
 GONE = (ProcessLookupError, PermissionError)  # Not signalled: the next look tells whether it lives.
 WAKING = (signal.SIGCHLD, signal.SIGIO)  # A child changed; a file appeared in the directory.
@@ -69,8 +68,7 @@ def attempt(tolerated: Any, function: Any, *arguments: Any) -> Any:
 
 def call_libc(function: str, *arguments: object) -> int:
     """Raises OSError when the C library has no such function."""
-    library = _ctypes.dlopen(None, 0)  # type: ignore[arg-type]
-    return _ctypes.call_function(_ctypes.dlsym(library, function), arguments)  # type: ignore[no-any-return]
+    return _ctypes.call_function(_ctypes.dlsym(_ctypes.dlopen(None, 0), function), arguments)  # type: ignore[arg-type, no-any-return]
 
 
 def hide() -> None:
@@ -85,8 +83,8 @@ def hide() -> None:
 def set_signals(action: object, blocked: tuple[int, ...]) -> None:
     """One action for every signal that can have one; the blocked ones wait until they are asked for."""
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-    for number in set(range(1, signal.NSIG)) - set(blocked):
-        attempt((OSError, ValueError), signal.signal, number, action)  # Not SIGKILL, SIGSTOP, libc's own.
+    for number in range(1, signal.NSIG):  # An inherited SIG_IGN for SIGCHLD would lose every exit code.
+        attempt((OSError, ValueError), signal.signal, number, signal.SIG_DFL if number in blocked else action)
 
 
 def sleep(seconds: float) -> None:
@@ -134,8 +132,7 @@ def check_command(command: object) -> dict[str, Any]:
 
 
 def encode(text: str) -> bytes:
-    """Raises UnicodeEncodeError, a ValueError, for a lone surrogate: no bytes correspond to it."""
-    return text.encode("utf-8", "surrogateescape")
+    return text.encode("utf-8", "surrogateescape")  # A ValueError for a lone surrogate: it has no bytes.
 
 
 def is_text(value: object) -> bool:
@@ -199,7 +196,7 @@ def listening_ports(pid: int) -> list[int] | None:
     """The TCP ports where it listens; None when unknown. Listeners stand first in /proc/PID/net/tcp."""
     try:
         with os.scandir(f"/proc/{pid}/fd") as fds:
-            held = {attempt(OSError, os.readlink, fd.path) for fd in islice(fds, FD_LIMIT)}
+            held = {attempt(OSError, os.readlink, fd.path) for fd, _ in zip(fds, range(FD_LIMIT))}  # noqa: B905
         if not any(str(name).startswith("socket:") for name in held):
             return [] if held else None  # A process without any file is a dead one.
         network = os.readlink(f"/proc/{pid}/ns/net")
@@ -208,19 +205,19 @@ def listening_ports(pid: int) -> list[int] | None:
             lines = (read_file(f"/proc/{pid}/net/tcp") + ipv6).splitlines()
             rows = [line.split() for line in lines if b" 0A " in line]  # TCP_LISTEN
             NETWORKS[network] = {"socket:[%d]" % int(row[9]): int(row[1][-4:], 16) for row in rows if row[9:]}
-    except OSError:
+    except (OSError, ValueError):
         return None
     return sorted({port for name, port in NETWORKS[network].items() if name in held})
 
 
 def kill(process: Process) -> None:
-    """SIGKILL exactly this process, never one that got its pid later."""
+    """SIGKILL exactly this process, never one that got its pid later, nor one misread to be below another."""
     if process.parent == os.getpid():  # The pid of a child is its own until we reap it.
         attempt(GONE, os.kill, process.pid, signal.SIGKILL)
         return
     pidfd = attempt((AttributeError, OSError), lambda: os.pidfd_open(process.pid))
     now = look_up(process.pid)
-    if now and now.identity == process.identity:  # Without pidfds, pid and start time have to do.
+    if now and now.identity == process.identity and now.parent in (process.parent, os.getpid()):
         send = (os.kill, process.pid) if pidfd is None else (signal.pidfd_send_signal, pidfd)
         attempt(GONE, *send, signal.SIGKILL)
     if pidfd is not None:
@@ -235,8 +232,7 @@ class Run:
         self.marks = (f"{directory}/launch.claim", f"{directory}/supervisor.pid")
         self.leader = 0  # The harness: leader of its own session and of the group by the same number,
         self.group = None  # type: int | None  # which is forgotten when the group is gone.
-        self.code = None  # type: int | None  # Its exit code, or minus the signal that killed it.
-        self.error = None  # type: str | None
+        self.code, self.error = None, None  # type: Any, Any  # Exit code, or minus the signal that killed it.
         self.timed_out, self.ended_at, self.ports_until = False, 0.0, 0.0
         self.output, self.notice, self.lock = (os.open(os.devnull, os.O_RDWR) for _ in range(3))
         self.mark = os.urandom(16).hex()
@@ -258,6 +254,7 @@ class Run:
             self.become_harness(origin, child_end)
         os.close(child_end)
         os.read(self.failure, 1)
+        os.set_blocking(self.failure, False)  # A tool may hold it open, by /proc.
 
     def become_harness(self, origin: str, failure: int) -> None:
         """Never returns. The one byte says that the group exists; what follows it, why nothing runs in it."""
@@ -273,8 +270,7 @@ class Run:
             code = 127
             os.execvpe(argv[0], argv, env)
         except BaseException as error:
-            if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
-                code = 126
+            code = code if isinstance(error, (FileNotFoundError, NotADirectoryError)) else 126
             os.write(failure, f"{self.command['argv'][0]}: {error}".encode("utf-8", "replace")[:2000])
         finally:
             os._exit(code)
@@ -286,12 +282,11 @@ class Run:
         while True:
             if self.reap_others():
                 return "exit"
-            if os.path.lexists(f"{self.directory}/stop.request"):
+            if any(os.path.lexists(self.directory + fence) for fence in FENCES):
                 return "stop"
             whole = all(map(os.path.lexists, self.marks)) or attempt(OSError, self.settle)
-            now = time.monotonic()
-            if now >= deadline:
-                self.timed_out = True
+            self.timed_out = (now := time.monotonic()) >= deadline
+            if self.timed_out:
                 return "deadline"
             if now >= housekeeping_at:
                 self.note_adopted(now)
@@ -315,15 +310,19 @@ class Run:
         """Reap all dead children but the harness, whose unreaped pid keeps its group ours. Is it dead?"""
         while (found := os.waitid(os.P_ALL, 0, PEEK)) and found.si_pid != self.leader:
             os.waitpid(found.si_pid, 0)
-        return found is not None
+        return self.is_over()
+
+    def is_over(self) -> bool:
+        """Whether the harness is dead. Who traces it can keep its death from us, but not from the table."""
+        harness = attempt(Unreadable, look_up, self.leader)
+        return bool(os.waitid(os.P_PID, self.leader, PEEK) or (harness and not harness.lives))
 
     def note_adopted(self, now: float) -> None:
         """Remember who is adopted while the harness runs: at its own exit these are the known services."""
         pids = attempt(OSError, self.child_pids)
         found = attempt(Unreadable, lambda: look() if pids is None else [*filter(None, map(look_up, pids))])
-        if found is not None and os.waitid(os.P_PID, self.leader, PEEK) is None:  # It lived all the while.
-            known = {child.identity for child in self.children(found)}
-            self.adopted = {identity: self.adopted.get(identity, now) for identity in known}
+        if found is not None and not self.is_over():  # It lived all the while.
+            self.adopted = {p.identity: self.adopted.get(p.identity, now) for p in self.children(found)}
 
     def bound_output(self) -> None:
         """Keep only the tail of a log that grew too long; its writers append, so they need not know."""
@@ -339,10 +338,9 @@ class Run:
         budget_ends = self.ended_at + self.command["cleanup_timeout_s"]
         alone = ending == "exit" and attempt(OSError, self.child_pids) == [self.leader]  # It left nobody.
         table = [] if alone else attempt(Unreadable, look) or []
-        for process in table:
-            if process.group == self.leader and process.pid != self.leader and process.lives:
-                self.note("killed", process, "group")
-        if os.waitid(os.P_PID, self.leader, PEEK) is None:  # Else the tools that it left are in the table.
+        for process in filter(lambda p: p.group == self.leader != p.pid and p.lives, table):
+            self.note("killed", process, "group")
+        if not self.is_over():  # Else the tools that it left are in the table.
             self.drains = True
             self.busy = {p.session for p in below(table, [p for p in table if p.pid == self.leader])}
             if table:
@@ -351,12 +349,14 @@ class Run:
             attempt(GONE, os.killpg, self.leader, signal.SIGCONT)  # Who is stopped cannot act on SIGTERM.
             self.await_group(self.ended_at + self.command["grace_s"])
         attempt(GONE, os.killpg, self.leader, signal.SIGKILL)
-        while os.waitid(os.P_PID, self.leader, PEEK) is None:
+        while not self.is_over():
             if time.monotonic() >= budget_ends:
                 self.error = f"the harness (pid {self.leader}) does not die of SIGKILL"
                 return False
             sleep(PAUSE_S)
-        status = os.waitpid(self.leader, 0)[1]
+        reaped, status = os.waitpid(self.leader, os.WNOHANG)
+        if not reaped:  # A tracer holds it.
+            status = int(read_file(f"/proc/{self.leader}/stat", ONE_READ_BYTES).split()[-1])
         self.code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
         if self.command["drain"] == "all":
             self.drains, self.spared = True, set()
@@ -365,7 +365,7 @@ class Run:
     def await_group(self, grace_ends: float) -> None:
         """Until nobody in the group lives, at most until `grace_ends`."""
         while (left_s := grace_ends - time.monotonic()) > 0:
-            dead = os.waitid(os.P_PID, self.leader, PEEK) is not None
+            dead = self.is_over()
             if dead and not any(p.group == self.leader and p.lives for p in attempt(Unreadable, look) or []):
                 return
             sleep(min(left_s, PAUSE_S) if dead else left_s)  # Its death wakes us.
@@ -403,8 +403,7 @@ class Run:
 
     def strike(self, table: list[Process]) -> int:
         """Kill the group; when draining, also all below a child not spared. Returns how many lived."""
-        thorough = self.command["drain"] == "all"
-        found = {p.pid: (p, "marked") for p in table if thorough and self.is_marked(p)}
+        found = {p.pid: (p, "marked") for p in table if self.command["drain"] == "all" and self.is_marked(p)}
         if self.drains:
             ours = [p for p in table if p.parent == self.me and p.identity not in self.spared]
             found.update({p.pid: (p, "adopted") for p in below(table, ours)})
@@ -490,27 +489,26 @@ class Run:
 
 
 def restore(directory: str) -> None:
-    """Make the directory again that a tool has deleted; one that was retired stays away."""
+    """Make the directory again that a tool has deleted or shut; one that was retired stays away."""
     if not os.path.isdir(directory) and not os.path.lexists(directory + ".retired"):
+        attempt(OSError, os.unlink, directory)
         os.makedirs(directory, 0o700)
+    if not os.access(directory, os.R_OK | os.W_OK | os.X_OK) and not os.path.islink(directory):
+        attempt(OSError, os.chmod, directory, 0o700)
 
 
 def reopen(fd: int, path: str, flags: int) -> None:
-    opened = os.open(path, flags)
-    os.dup2(opened, fd, False)
+    os.dup2(opened := os.open(path, flags), fd, False)
     os.close(opened)
 
 
 def write(path: str, flags: int, data: bytes, durably: bool = False) -> None:
-    fd = os.open(path, flags, 0o600)
-    try:
-        if os.write(fd, data) != len(data):
+    with open(os.open(path, flags, 0o600), "wb", 0) as file:
+        if file.write(data) != len(data):
             raise OSError(f"{path}: short write, the disk is full")
         if durably:
-            os.ftruncate(fd, len(data))
-            os.fsync(fd)
-    finally:
-        os.close(fd)
+            file.truncate(len(data))
+            os.fsync(file.fileno())
 
 
 def to_json(value: object) -> str:
@@ -526,10 +524,13 @@ def to_json(value: object) -> str:
 def put(directory: str, name: str, value: object) -> None:
     """Make the file appear durably and whole, or not at all."""
     restore(directory)
-    draft = f"{directory}/.{name}.{os.getpid()}"
+    draft, final = f"{directory}/.{name}.{os.getpid()}", f"{directory}/{name}"
+    for path in (draft, final):  # What a tool has put in the place of a plain file goes aside.
+        if os.path.islink(path) or not os.path.isfile(path):
+            attempt(OSError, os.rename, path, f"{path}.{os.urandom(4).hex()}")
     try:
         write(draft, NEW_FILE & ~os.O_EXCL | os.O_NONBLOCK, b"%b\n" % to_json(value).encode(), durably=True)
-        os.rename(draft, f"{directory}/{name}")
+        os.rename(draft, final)
     except OSError:
         attempt(OSError, os.unlink, draft)
         raise
@@ -540,10 +541,9 @@ def complain(text: str) -> None:
 
 
 def check_fences(directory: str) -> None:
-    if os.path.lexists(f"{directory}/stop.request"):
-        raise Refused("stop.request: a stop came before the launch")
-    if os.path.lexists(directory + ".retired"):
-        raise Refused(f"{directory}: this session directory is retired")
+    for fence, meaning in FENCES.items():
+        if os.path.lexists(directory + fence):
+            raise Refused(f"{directory + fence}: {meaning}")
 
 
 def supervise(directory: str, origin: str) -> int:
@@ -567,7 +567,7 @@ def supervise(directory: str, origin: str) -> int:
         run.launch(origin)
         confirmed = run.end(run.watch())
         if confirmed:
-            run.error = os.read(run.failure, 2000).decode("utf-8", "replace") or None
+            run.error = attempt(OSError, lambda: os.read(run.failure, 2000).decode(errors="replace") or None)
     except BaseException as error:  # The last fence: whatever went wrong is told, after a kill.
         run.error = f"{type(error).__name__}: {error}"
         complain(run.error)

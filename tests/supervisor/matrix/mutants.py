@@ -46,7 +46,7 @@ EARLY_TERM = (
     f'if ending != "exit":\n            {TERM}\n'
     "            os.waitid(os.P_PID, self.leader, os.WEXITED | os.WNOWAIT)\n        "
 )
-HARNESS_LIVES = "if os.waitid(os.P_PID, self.leader, PEEK) is None:  # Else the"
+HARNESS_LIVES = "if not self.is_over():  # Else the"
 KILL_GROUP = "attempt(GONE, os.killpg, self.leader, signal.SIGKILL)\n        while"
 STRIKE_GROUP = 'found.update({p.pid: (p, "group") for p in table if p.group == self.group})'
 OURS = "if p.parent == self.me and p.identity not in self.spared]"
@@ -61,7 +61,7 @@ EARLY_RECEIPT = (
     'put(self.directory, "cleanup.json", {"cleanup_confirmed": True, "return_code": -9, '
     '"error": None, "timed_out": False})\n        '
 )
-STOP_IS_THERE = 'if os.path.lexists(f"{self.directory}/stop.request"):\n                return'
+STOP_IS_THERE = "if any(os.path.lexists(self.directory + fence) for fence in FENCES):\n                return"
 
 SERVICE = cell("double fork", "exits", "close")
 TOOL = cell("own session", "exits", "close")
@@ -176,12 +176,12 @@ PROOFS = (
     mutant(
         "no identity check before a kill",
         probes.a_pid_of_somebody_else_is_not_killed,
-        ("if now and now.identity == process.identity:", "if now:"),
+        ("if now and now.identity == process.identity and", "if now and"),
     ),
     mutant(
         "who is adopted from the dead harness is a service",
         probes.a_look_after_the_exit_knows_no_services,
-        ("if found is not None and os.waitid(os.P_PID, self.leader, PEEK) is None:", "if found is not None:"),
+        ("if found is not None and not self.is_over():", "if found is not None:"),
     ),
     mutant(
         "a record taken from the dead harness counts",
@@ -209,7 +209,7 @@ FENCES = (
     mutant(
         "a retired folder is used",
         probes.a_retired_folder_fences_later_launches,
-        ('    if os.path.lexists(directory + ".retired"):', "    if False:"),
+        ("if os.path.lexists(directory + fence):", 'if os.path.lexists(directory + "/stop.request"):'),
     ),
     mutant(
         "a deleted claim is not made again",
@@ -219,7 +219,7 @@ FENCES = (
 )
 ENDS = (
     mutant("a stop request is not noticed", TOOL, (STOP_IS_THERE, "if False:\n                return")),
-    mutant("the deadline passes unnoticed", LATE, ("if now >= deadline:", "if False:")),
+    mutant("the deadline passes unnoticed", LATE, (".monotonic()) >= deadline", ".monotonic()) < 0")),
     mutant(
         "strangers' signals are taken",
         probes.strangers_signals_change_nothing,
@@ -235,14 +235,21 @@ WRITINGS = (
     mutant(
         "the receipt is not atomic",
         probes.a_receipt_replaces_what_lies_in_its_place,
-        ('draft = f"{directory}/.{name}.{os.getpid()}"', 'draft = f"{directory}/{name}"'),
+        ('draft, final = f"{directory}/.{name}.{os.getpid()}"', 'draft, final = f"{directory}/{name}"'),
     ),
     mutant(
         "timed_out is read from the exit code",
         probes.an_exit_code_is_no_time_out,
         ('"timed_out": self.timed_out}', '"timed_out": self.code in (124, 137)}'),
     ),
-    mutant("the deadline is not told", LATE, ("self.timed_out = True", "pass")),
+    mutant(
+        "the deadline is not told",
+        LATE,
+        (
+            "(now := time.monotonic()) >= deadline\n            if self.timed_out:",
+            "False\n            if (now := time.monotonic()) >= deadline:",
+        ),
+    ),
     mutant(
         "the exit code is lost", NATURAL_TOOL, ("self.code = os.WEXITSTATUS(status) if", "self.code = 0 if")
     ),
