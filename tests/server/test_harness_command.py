@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import anyio
 import pytest
 
+from inspan_core.harness import RuntimeKey
 from inspan_core.plugins import load_plugins
+from inspan_runtime.install_cache import RuntimeCache
 from inspan_server.cli.main import main
 
 ACTIONS = ("list", "show", "install", "doctor", "prune", "new")
@@ -116,6 +120,39 @@ def test_doctor_says_how_to_mend_what_is_wrong(inspan, tmp_path):
     assert out.endswith("nosuch does not work here yet\n")
 
 
+async def _fill(folder):
+    Path(folder.path, "program").write_text("one")
+
+
+def test_doctor_tells_each_damage_and_what_becomes_of_it(inspan, tmp_path):
+    cache = RuntimeCache(tmp_path / "mine", client_env={})
+    key = RuntimeKey(harness="echo", version="1", os="linux", arch="x86_64", libc="glibc")
+
+    def doctor():
+        code, out, _ = inspan("doctor", "echo", "--sandbox", "local", "--json", "--cache-dir", "mine")
+        return code, findings(out)
+
+    async def install():
+        await cache.unpacked(key, await cache.archive(key, _fill))
+
+    anyio.run(install)
+    program, archive = cache.shared.folder / str(key) / "program", next(cache.root.glob("archives/*.tar"))
+    assert doctor()[1]["cached"]["detail"] == f"{key}: unpacked, 0 MiB"
+    os.utime(program, (1, 1))
+    assert "damaged or made by another version: the next seed" in doctor()[1]["cached"]["detail"]
+    program.unlink()
+    program.symlink_to("nowhere")
+    assert "damaged or made by another version: the next seed" in doctor()[1]["cached"]["detail"]
+    archive.write_bytes(archive.read_bytes()[:-1])
+    code, found = doctor()
+    assert (code, "its archive is missing or damaged" in found["cached"]["detail"]) == (0, True)
+    shutil.rmtree(cache.root / "locks")
+    (cache.root / "locks").write_text("a file")
+    code, found = doctor()
+    assert (code, found["cache"]["is_well"], "--cache-dir" in found["cache"]["fix"]) == (1, False, True)
+    assert found["cache"]["detail"].startswith(str(cache.root / "locks"))
+
+
 def test_doctor_tells_where_the_program_of_the_provider_is_missing(inspan, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     code, out, _ = inspan("doctor", "echo", "--json")
@@ -127,6 +164,50 @@ def test_prune_of_an_empty_cache_and_of_nonsense(inspan, tmp_path):
     code, out, _ = inspan("prune", "--json")
     assert (code, json.loads(out)["removed"], json.loads(out)["kept"]) == (0, [], [])
     assert inspan("prune", "--keep", "-1")[0] == 2
+
+
+FAILING = [
+    (2, ["show", "nosuch"]),
+    (2, ["install", "nosuch"]),
+    (2, ["install", "echo", "--sandbox", "docker"]),
+    (2, ["install", "echo", "--cache-dir", ""]),
+    (3, ["install", "echo", "--cache-dir", "/dev/null"]),
+    (3, ["prune", "--cache-dir", "/dev/null"]),
+    (2, ["prune", "--cache-dir", " "]),
+    (2, ["prune", "--keep", "-1"]),
+    (2, ["new", "pi"]),
+    (2, ["new", "my-agent", "--dir", "/"]),
+    (2, ["new", "my-agent", "--dir", ""]),
+    (2, ["new", "my-agent", "--dir", "/dev/null/x"]),
+]
+
+
+@pytest.mark.parametrize(("expected", "arguments"), FAILING, ids=lambda given: str(given)[:40])
+def test_a_failure_is_one_sentence_and_where_json_is_wanted_one_object(inspan, expected, arguments):
+    code, out, err = inspan(*arguments)
+    assert (code, out, err.count("\n")) == (expected, "", 1)
+    code, out, err = inspan(*arguments, "--json")
+    told = json.loads(out)
+    assert (code, told["exit_code"]) == (expected, expected)
+    assert err.strip().endswith(told["error"])
+
+
+def test_the_demonstration_tells_a_failure_as_json_too(inspan, capsys):
+    code = main(["demo", "--harness", "nosuch", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert (code, told["exit_code"], "nosuch" in told["error"]) == (2, 2, True)
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["show", "echo", "--json"], ["new", "my-agent", "--json"]])
+def test_a_reader_that_goes_away_is_no_traceback(tmp_path, arguments):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-c", "import sys; from inspan_server.cli.main import main; sys.exit(main())"]
+    ended = subprocess.run(
+        [*command, "harness", *arguments], stdout=writer, stderr=subprocess.PIPE, cwd=tmp_path, timeout=50
+    )
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (1, b"")
 
 
 def test_new_makes_a_package_under_its_own_name_everywhere(inspan, tmp_path):

@@ -237,7 +237,7 @@ class SandboxInstaller:
         try:
             content = await self._sandbox.download(f"{prefix}/{MARKER}", limit_bytes=MARKER_LIMIT_BYTES)
             marker = json.loads(content.data)
-        except (FileNotFoundError, NotADirectoryError, UnsafePath, TooLarge, ValueError):
+        except (FileNotFoundError, NotADirectoryError, UnsafePath, TooLarge, ValueError, RecursionError):
             return None
         return marker if isinstance(marker, dict) else None
 
@@ -281,7 +281,7 @@ class SandboxInstaller:
         shown = f"{probe.target.python} -I -S - ({order['do']})"
         try:
             answer = json.loads(result.stdout)
-        except ValueError:
+        except (ValueError, RecursionError):
             answer = {"error": "no answer"}
         if result.exit_code != 0 or not isinstance(answer, dict) or "error" in answer:
             fault = answer.get("error", "") if isinstance(answer, dict) else ""

@@ -35,7 +35,7 @@ from anyio import to_thread
 from inspan_core.errors import InstallError
 from inspan_core.harness import BuildFolder, RuntimeArchive, RuntimeKey
 from inspan_runtime.install_build import HostBuildFolder
-from inspan_runtime.install_shared import SharedRuntimes
+from inspan_runtime.install_shared import SharedRuntimes, require_own
 
 LOCK_POLL_S = 0.1
 DEFAULT_LOCK_WAIT_S = 1800.0
@@ -101,8 +101,17 @@ class RuntimeCache:
         """The archive of `key`: the kept one if its digest is right, else a new build.
 
         Raises:
-            InstallError: The build failed, or even a new archive does not have its digest.
+            InstallError: The build failed, the cache cannot be used, or even a new archive does not have its
+                digest.
         """
+        try:
+            return await self._archive(key, build)
+        except OSError as error:
+            raise InstallError(f"the cache {self.root} cannot hold {key}: {error}") from error
+
+    async def _archive(
+        self, key: RuntimeKey, build: Callable[[BuildFolder], Awaitable[None]]
+    ) -> RuntimeArchive:
         kept = await to_thread.run_sync(self._kept, key)
         if kept is not None:
             return kept
@@ -120,7 +129,8 @@ class RuntimeCache:
                 raise InstallError(
                     f"the archive of {key} lost its digest while it was written to {self.root}"
                 )
-        await to_thread.run_sync(self.prune)
+        with suppress(OSError):  # What is old may stay.
+            await to_thread.run_sync(self.prune)
         return kept
 
     async def unpacked(self, key: RuntimeKey, archive: RuntimeArchive, *, thorough: bool = False) -> bool:
@@ -172,17 +182,25 @@ class RuntimeCache:
         return sorted(gone)
 
     def _sweep_builds(self) -> None:
-        for folder in self._folder("build").iterdir():
+        drafts = [
+            path for name in ("archives", "manifests", "leases") for path in (self.root / name).glob(".*")
+        ]
+        for path in [*self._folder("build").iterdir(), *drafts]:
             with suppress(FileNotFoundError):  # A build has just ended.
-                if time.time() - folder.stat().st_mtime > STALE_BUILD_S:
-                    shutil.rmtree(folder, ignore_errors=True)
+                if abs(time.time() - path.stat().st_mtime) <= STALE_BUILD_S:
+                    continue
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink()
 
     def _used_at(self, key: str) -> float:
         used_at = 0.0
         for path in (self._folder("archives") / f"{key}.json", self.root / "manifests" / f"{key}.json"):
             with suppress(FileNotFoundError):
                 used_at = max(used_at, path.stat().st_mtime)
-        return used_at
+        # A clock that went wrong must not make it the last one used for years.
+        return used_at if used_at <= time.time() + IDLE_S else 0.0
 
     def _pruned(self, key: str) -> bool:
         with (self._folder("locks") / f"{key}.lock").open("w") as handle:
@@ -198,7 +216,22 @@ class RuntimeCache:
 
     def known(self) -> list[str]:
         """Keys that have a committed archive, sorted."""
-        return sorted(path.stem for path in self._folder("archives").glob("*.json"))
+        return sorted(path.stem for path in (self.root / "archives").glob("[!.]*.json"))
+
+    def is_sound(self, key: str) -> bool:
+        """Whether the committed archive of `key` has its digest."""
+        return self._kept(key) is not None
+
+    def require(self) -> None:
+        """See that everything can be written that an installation writes.
+
+        Raises:
+            OSError: It cannot; names what.
+        """
+        self.shared.word()
+        for name in ("archives", "locks", "build", "manifests", "leases"):
+            with tempfile.TemporaryFile(dir=self._folder(name)):
+                pass
 
     async def _build(self, key: RuntimeKey, build: Callable[[BuildFolder], Awaitable[None]]) -> None:
         private = Path(tempfile.mkdtemp(prefix=f"{key}-", dir=self._folder("build")))
@@ -222,15 +255,15 @@ class RuntimeCache:
         record.write_text(json.dumps({"archive": name, "sha256": digest, "size_bytes": size}))
         record.replace(archives / f"{key}.json")
 
-    def _kept(self, key: RuntimeKey) -> RuntimeArchive | None:
+    def _kept(self, key: RuntimeKey | str) -> RuntimeArchive | None:
         archives = self._folder("archives")
         try:
             record = json.loads((archives / f"{key}.json").read_text())
             name, digest = str(record["archive"]), str(record["sha256"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-        path = archives / name
-        if path.parent != archives or not path.is_file() or self._digest(path) != digest:
+            path = archives / name
+            if path.parent != archives or not path.is_file() or self._digest(path) != digest:
+                return None
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
         with suppress(OSError):  # A cache that cannot be written serves all the same.
             os.utime(archives / f"{key}.json")  # When it was used last.
@@ -252,6 +285,7 @@ class RuntimeCache:
     def _folder(self, name: str) -> Path:
         folder = self.root / name
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        require_own(folder)
         return folder
 
     @asynccontextmanager

@@ -67,9 +67,7 @@ class SharedRuntimes:
             OSError: They cannot be made, or the folder is another user's.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        status = self.folder.stat()
-        if status.st_uid not in (0, os.geteuid()):
-            raise PermissionError(EACCES, "the folder belongs to another user", str(self.folder))
+        status = require_own(self.folder)
         if stat.S_IMODE(status.st_mode) != FOLDER_MODE and status.st_uid == os.geteuid():
             self.folder.chmod(FOLDER_MODE)
         path = self.folder / WORD_FILE
@@ -94,7 +92,7 @@ class SharedRuntimes:
         try:
             manifest = json.loads((self.root / "manifests" / f"{key}.json").read_text())
             marker, entries = manifest["marker"], dict(manifest["entries"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return False
         place = str(self.folder / key)
         if self.marker(key) != marker:
@@ -107,7 +105,7 @@ class SharedRuntimes:
         try:
             with tarfile.open(archive, "r:") as members:
                 return all(_is_same(members, member, place / member.name) for member in members)
-        except OSError:
+        except (OSError, tarfile.TarError):
             return False
 
     def unpack(self, key: str, archive: Path, sha256: str) -> None:
@@ -168,7 +166,9 @@ class SharedRuntimes:
         folder = self.root / "leases" / key
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         until = FOREVER_S if lease_s is None else time.time() + lease_s
-        (folder / _lease_name(sandbox_id)).write_text(str(until))
+        draft = folder.parent / f".{secrets.token_hex(16)}"
+        draft.write_text(str(until))  # Of half a lease nobody would know when it lapses.
+        draft.replace(folder / _lease_name(sandbox_id))
         with suppress(FileNotFoundError):
             os.utime(self.root / "manifests" / f"{key}.json")  # When it was used last.
 
@@ -190,6 +190,18 @@ class SharedRuntimes:
         if not self.folder.is_dir():
             return []
         return sorted(path.name for path in self.folder.iterdir() if not path.name.startswith("."))
+
+
+def require_own(folder: Path) -> os.stat_result:
+    """See that nobody else put in the folder what is run from it.
+
+    Raises:
+        OSError: It belongs to another user.
+    """
+    status = folder.stat()
+    if status.st_uid not in (0, os.geteuid()):
+        raise PermissionError(EACCES, "the folder belongs to another user", str(folder))
+    return status
 
 
 async def create_with_runtimes(
@@ -247,7 +259,7 @@ def _look(path: str) -> list[Any] | str | None:
         status = os.lstat(path)
         if stat.S_ISLNK(status.st_mode):
             return os.readlink(path)
-    except OSError:
+    except (OSError, ValueError):
         return None
     if not stat.S_ISREG(status.st_mode):
         return None

@@ -17,6 +17,8 @@ from typing import Any, Dict, Optional
 MARKER = ".inspan-ready"
 # Older private folders belong to installations that died: none takes so long.
 STALE_S = 3600.0
+# A time that is further ahead was written by a clock that was wrong.
+FUTURE_S = 86400.0
 
 
 def unpack(order: Dict[str, Any]) -> Dict[str, Any]:
@@ -43,7 +45,7 @@ def sweep(root: str) -> None:
         if not re.fullmatch(r"\.[0-9a-f]{32}(\.tar|\.old)?", name) or os.path.islink(path):
             continue
         try:
-            if time.time() - os.lstat(path).st_mtime < STALE_S:
+            if -FUTURE_S < time.time() - os.lstat(path).st_mtime < STALE_S:
                 continue
             if os.path.isdir(path):
                 shutil.rmtree(path, ignore_errors=True)
@@ -105,7 +107,7 @@ def read_marker(prefix: str) -> Optional[Any]:
     try:
         with open(os.path.join(prefix, MARKER)) as marker:
             return json.loads(marker.read(4096))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 

@@ -109,10 +109,10 @@ def _plugin(name: str, plugins: Plugins) -> Finding:
 def _cache(cache: RuntimeCache) -> Finding:
     fix = "name a folder with room by --cache-dir (runtime_cache_dir of a server)"
     try:
-        cache.shared.word()
+        cache.require()
         free = shutil.disk_usage(cache.root).free
     except OSError as error:
-        detail = f"{cache.root} cannot be written: {error.strerror or error}"
+        detail = f"{error.filename or cache.root} cannot be written: {error.strerror or error}"
         return Finding(what="cache", is_well=False, detail=detail, fix=fix)
     is_well = free >= NEEDED_BYTES
     detail = f"{cache.root}, {free / 1024**3:.1f} GiB free"
@@ -128,6 +128,8 @@ def _cached(name: str, cache: RuntimeCache) -> list[Finding]:
         state = "archive only" if key not in unpacked else "unpacked"
         if key in unpacked and not cache.shared.is_intact(key):
             state = "damaged or made by another version: the next seed makes it anew"
+        if not cache.is_sound(key):
+            state += "; its archive is missing or damaged: a seed that needs it builds it anew"
         details.append(f"{key}: {state}, {_size_mib(cache, key)} MiB")
     return [Finding(what="cached", is_well=True, detail=each) for each in details]
 

@@ -15,6 +15,7 @@ from inspan_core.relay import Harness
 from inspan_core.sandbox import SandboxProvider
 from inspan_runtime.install_cache import RuntimeCache
 from inspan_server.cli.exit_codes import DONE, FAILED, INFRASTRUCTURE
+from inspan_server.cli.failure import failed
 from inspan_server.cli.harness_try import (
     Place,
     Tried,
@@ -39,20 +40,18 @@ def install_harness(name: str, place: Place, *, as_json: bool) -> int:
     harness, provider = plugins.harness(name), provider_of(plugins, place)
     say: Callable[[str], None] = partial(print, file=sys.stderr if as_json else sys.stdout, flush=True)
     cache = open_cache(place["cache_dir"], report=say)
+    fail = partial(failed, "inspan harness install", as_json=as_json)
     try:
-        cache.shared.word()
+        cache.require()
     except OSError as error:
-        print(f"inspan harness install: {cache.root} cannot be written: {error}", file=sys.stderr)
-        return INFRASTRUCTURE
+        return fail(f"{cache.root} cannot be written: {error}", INFRASTRUCTURE)
     say(f"installing {name} {harness.spec.version} into {cache.root}")
     try:
         tried = anyio.run(_tried, harness, provider, place, cache)
     except (InstallError, UnsupportedTarget) as error:
-        print(f"inspan harness install: {error}", file=sys.stderr)
-        return FAILED
+        return fail(error, FAILED)
     except SandboxError as error:
-        print(f"inspan harness install: no sandbox to try it in: {error}", file=sys.stderr)
-        return INFRASTRUCTURE
+        return fail(f"no sandbox to try it in: {error}", INFRASTRUCTURE)
     if as_json:
         print(json.dumps(_told(harness, cache, tried), indent=2))
     else:
@@ -85,7 +84,7 @@ def prune_cache(cache_dir: str | None, *, keep: int, as_json: bool) -> int:
     """Remove runtimes of old versions from the cache.
 
     Returns:
-        0.
+        0; 3 when the cache cannot be written.
 
     Raises:
         UsageError: `keep` is below 0.
@@ -93,7 +92,11 @@ def prune_cache(cache_dir: str | None, *, keep: int, as_json: bool) -> int:
     if keep < 0:
         raise UsageError(f"--keep is {keep}, expected 0 or more")
     cache = open_cache(cache_dir)
-    gone = cache.prune(kept=keep)
+    try:
+        gone = cache.prune(kept=keep)
+    except OSError as error:
+        said = f"{cache.root} cannot be written: {error}"
+        return failed("inspan harness prune", said, INFRASTRUCTURE, as_json=as_json)
     left = sorted({*cache.known(), *cache.shared.keys()})
     if as_json:
         print(json.dumps({"cache": str(cache.root), "removed": gone, "kept": left}, indent=2))

@@ -33,7 +33,9 @@ def new_harness(name: str, folder: str | None, *, as_json: bool) -> int:
         UsageError: The name does not fit or is taken, the folder exists, or there is no template.
     """
     check_name(name)
-    target = Path(folder or f"inspan-{name}").absolute()
+    target = Path(f"inspan-{name}" if folder is None else folder).absolute()
+    if not target.name or (folder is not None and not folder.strip()):
+        raise UsageError(f"--dir is {folder!r}, expected the name of a new folder")
     files = dict(package_files(name))
     draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:

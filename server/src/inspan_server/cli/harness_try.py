@@ -56,7 +56,13 @@ def all_plugins() -> Plugins:
 def open_cache(
     cache_dir: str | None, *, report: Callable[[str], None] = lambda _line: None, may_build: bool = True
 ) -> RuntimeCache:
-    """The host's cache that a server with that ``runtime_cache_dir`` uses."""
+    """The host's cache that a server with that ``runtime_cache_dir`` uses.
+
+    Raises:
+        UsageError: It is no folder's name.
+    """
+    if cache_dir is not None and not cache_dir.strip():
+        raise UsageError("--cache-dir is empty, expected a folder")
     root = default_cache_dir(os.environ) if cache_dir is None else Path(cache_dir).absolute()
     return RuntimeCache(root, client_env=package_client_env(os.environ), report=report, may_build=may_build)
 

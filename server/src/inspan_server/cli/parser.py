@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from inspan_core.errors import ProviderUnavailable, UsageError
 from inspan_server.cli.config_arguments import add_config
 from inspan_server.cli.exit_codes import FAILED, INFRASTRUCTURE, USAGE
+from inspan_server.cli.failure import failed
 from inspan_server.cli.harness_arguments import add_harness
 from inspan_server.cli.sandbox_arguments import add_sandbox
 from inspan_server.cli.sessions_arguments import add_sessions
@@ -32,13 +33,12 @@ def run_command(argv: Sequence[str] | None = None) -> int:
     """
     arguments = build_parser().parse_args(argv)
     try:
-        return int(arguments.run(arguments))
-    except UsageError as error:
-        print(f"inspan {arguments.verb}: {error}", file=sys.stderr)
-        return USAGE
-    except ProviderUnavailable as error:
-        print(f"inspan {arguments.verb}: {error}", file=sys.stderr)
-        return INFRASTRUCTURE
+        try:
+            return int(arguments.run(arguments))
+        except (UsageError, ProviderUnavailable) as error:
+            code = USAGE if isinstance(error, UsageError) else INFRASTRUCTURE
+            as_json = bool(getattr(arguments, "json", False))
+            return failed(f"inspan {arguments.verb}", error, code, as_json=as_json)
     except BrokenPipeError:
         # Whoever read our output has gone; Python must not complain about it once more at exit.
         sys.stdout = None
