@@ -72,8 +72,10 @@ async def reap_orphans(
 async def _reap(ownership: Ownership, provider: SandboxProvider, is_known: Callable[[str], bool]) -> None:
     try:
         ours = {SERVER_LABEL: ownership.server}
+        found = await provider.list(ours)
+        # Asked for afterwards: what this process has created meanwhile must not look like nobody's.
         living = {_id(each) for each in await provider.list({**ours, PROCESS_LABEL: ownership.process})}
-        for descriptor in await provider.list(ours):
+        for descriptor in found:
             sandbox_id = _id(descriptor)
             if sandbox_id in living or is_known(sandbox_id):
                 continue
