@@ -227,8 +227,8 @@ FAULTS = {
         Fault(name="background service", replies=lambda harness: [service(harness), said()], look=serves_on),
         Fault(
             name="forced removal",
-            replies=_same(shell("touch a b c; rm -rf a"), shell(REMOVE), said()),
-            files=("ls", ""),
+            replies=_same(shell("touch a b c kept; rm -rf a"), shell(REMOVE), said()),
+            files=("ls", "kept\n"),
             look=statuses("completed", "completed"),
         ),
         Fault(
