@@ -21,7 +21,8 @@ class HeldSandbox:
         sandbox_id: The provider's name for it.
         key: What it was created under; None where that is not known.
         labels: Its labels.
-        descriptor: What `SandboxProvider.connect` takes; None where nothing of it runs.
+        descriptor: What `SandboxProvider.connect` takes; None where nothing of it runs, empty where it
+            runs and what is written of it cannot be read.
         age_s: How long ago it was created; None where that is not known.
         holders: The living processes that created it or connected to it.
         what: One clause on its state.
@@ -59,7 +60,7 @@ def held_in(folder: Path) -> tuple[HeldSandbox, ...]:
         return ()
     found = []
     for state in sorted(folder.iterdir()):
-        if state.name.startswith("."):
+        if not state_folder.SANDBOX_ID.fullmatch(state.name):
             continue
         meta = state_folder.read_meta(state) or {}
         is_held = state_folder.is_held(state)
@@ -69,7 +70,7 @@ def held_in(folder: Path) -> tuple[HeldSandbox, ...]:
                 sandbox_id=state.name,
                 key=meta.get("key"),
                 labels=meta.get("labels") or {},
-                descriptor=meta.get("descriptor") if is_held else None,
+                descriptor=meta.get("descriptor", {}) if is_held else None,
                 age_s=None if created_at is None else max(0.0, time.time() - created_at),
                 holders=tuple(state_folder.living_holders(state)),
                 what="runs" if is_held else "its keeper is dead",

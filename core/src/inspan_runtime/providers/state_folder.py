@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 import secrets
@@ -35,6 +36,7 @@ def default_runtime_dir() -> Path:
     return Path(given, "inspan") if given else Path(f"/tmp/inspan-{os.getuid()}")
 
 
+NEW = ".new-"
 SANDBOX_ID = re.compile(r"inspan-[0-9a-f]{16}")
 
 
@@ -78,7 +80,7 @@ def claim(folder: Path, sandbox_id: str, meta: Mapping[str, Any]) -> tuple[Path,
             f"labels and key of {sandbox_id}: {len(text)} bytes with the descriptor, "
             f"at most {META_LIMIT_BYTES} are kept"
         )
-    made = folder / f".new-{secrets.token_hex(8)}"
+    made = folder / f"{NEW}{secrets.token_hex(8)}"
     made.mkdir(mode=0o700)
     try:
         lock_fd = os.open(made / "lock", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -175,7 +177,7 @@ def remove(path: Path) -> None:
 def is_held(path: Path) -> bool:
     """Whether a keeper (or a creator) of this folder lives."""
     try:
-        fd = os.open(path / "lock", os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path / "lock", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return False
     try:
@@ -204,24 +206,45 @@ def take_dead(path: Path) -> int | None:
 
 
 def read_meta(path: Path) -> dict[str, Any] | None:
-    """Return what `claim` wrote; None when the folder is gone."""
+    """Return what `claim` wrote; None when the folder is gone, or holds something else."""
     try:
-        with open(path / "meta.json", "rb") as file:
+        with open(path / "meta.json", "rb", opener=_open_at_once) as file:
             loaded = json.loads(file.read(META_LIMIT_BYTES))
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError, RecursionError):
         return None
-    return loaded if isinstance(loaded, dict) else None
+    return loaded if isinstance(loaded, dict) and _is_whole(loaded) else None
+
+
+def _is_whole(meta: dict[str, Any]) -> bool:
+    labels, created_at = meta.get("labels"), meta.get("created_at")
+    return (
+        isinstance(meta.get("descriptor"), dict)
+        and isinstance(meta.get("key"), str)
+        and isinstance(labels, dict)
+        and all(isinstance(one, str) for one in labels.values())
+        and isinstance(created_at, int | float)
+        and math.isfinite(created_at)
+    )
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open without waiting, which a FIFO of the file's name would want."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def folders_in(folder: Path) -> Iterator[Path]:
-    """Yield the sandboxes' folders, dead ones too, and remove what a killed creator left unfinished."""
+    """Yield the sandboxes' folders, dead ones too, and remove what a killed creator left unfinished.
+
+    What has another name is not ours, and is left alone.
+    """
     with os.scandir(folder) as found:
         entries = list(found)
     for entry in entries:
-        if not entry.name.startswith("."):
+        if SANDBOX_ID.fullmatch(entry.name):
             yield Path(entry.path)
-        elif time.time() - entry.stat(follow_symlinks=False).st_mtime > ABANDONED_AFTER_S:
-            if not is_held(Path(entry.path)):
+        elif entry.name.startswith(NEW):
+            is_old = time.time() - entry.stat(follow_symlinks=False).st_mtime > ABANDONED_AFTER_S
+            if is_old and not is_held(Path(entry.path)):
                 remove(Path(entry.path))
 
 
