@@ -19,7 +19,7 @@ from inspan_core.errors import (
     UsageError,
 )
 from inspan_core.sandbox import Mount, SandboxSpec
-from inspan_runtime.providers.bubblewrap import BubblewrapProvider
+from inspan_runtime.providers.bubblewrap import BubblewrapProvider, has_mapped_ids
 from inspan_runtime.providers.exec_agent.files import open_folder
 from inspan_runtime.providers.exec_agent.frames import encode
 from inspan_runtime.testing.sandbox_check_support import opened, out
@@ -258,6 +258,21 @@ async def test_mount_never_shows_the_sockets_of_sandboxes(provider, run_dir, tmp
         with pytest.raises(MountConflict, match="sockets of all sandboxes"):
             await provider.create(make_spec(mounts=(Mount(source=str(source), target="/shown"),)), key="k")
     await other.stop()
+
+
+@pytest.mark.skipif(not has_mapped_ids(), reason="roots of one's own need a root with mapped ids")
+@pytest.mark.parametrize("name", ["data", "tmp", "proc"])
+@pytest.mark.parametrize("way", ["/oldroot", "../oldroot", ""])
+async def test_links_of_a_root_lead_no_mount_to_the_host(provider, tmp_path, name, way):
+    """bubblewrap, which is root while it mounts, sees the host below /oldroot and follows links."""
+    tree, outside, shown = tmp_path / "tree", tmp_path / "outside", tmp_path / "shown"
+    for one in (tree, outside, shown):
+        one.mkdir()
+    (tree / name).symlink_to(f"{way}{outside}")
+    mounts = (Mount(source=str(shown), target="/data/in"),) if name == "data" else ()
+    with pytest.raises(MountConflict, match=f"leads /{name}.* out of it"):
+        await provider.create(make_spec(root=str(tree), mounts=mounts), key="k")
+    assert list(outside.iterdir()) == []
 
 
 MANY = """

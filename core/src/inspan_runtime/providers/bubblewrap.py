@@ -35,7 +35,7 @@ from inspan_runtime.providers.keeper.cgroups import remove_recorded
 from inspan_runtime.providers.keeper.launch import MEMORY_FD
 from inspan_runtime.providers.kept_sandboxes import KeeperRefused, KeptSandboxes, Plan
 from inspan_runtime.providers.reach import loopback_addresses
-from inspan_runtime.providers.root_tree import check_root, tree_of
+from inspan_runtime.providers.root_tree import check_root, check_targets, tree_of
 from inspan_runtime.providers.spec_checks import check_mounts, check_options, check_spec, limits_of
 
 _logger = logging.getLogger(__name__)
@@ -119,6 +119,7 @@ class BubblewrapProvider:
     def _plan(self, spec: SandboxSpec, bwrap: str, is_writable: bool, sandbox_id: str) -> Plan:
         if spec.root != "host":
             spec = evolve(spec, root=tree_of(spec.root, self._trees))
+            check_targets(spec.root, [one.target for one in spec.mounts])
         guest = guest_interpreter(self._interpreter, spec.root)
         reach = loopback_addresses(spec.reach)
         limits = limits_of(spec)

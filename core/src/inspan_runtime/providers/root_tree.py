@@ -7,11 +7,13 @@ import os
 import secrets
 import shutil
 import tarfile
+from collections.abc import Iterable
 from pathlib import Path
 
-from inspan_core.errors import ConfigError, SandboxCreateError
+from inspan_core.errors import ConfigError, MountConflict, SandboxCreateError
 
 MOST_MEMBERS = 1_000_000
+MADE_INSIDE = ("/proc", "/dev", "/sys", "/run", "/tmp")
 
 
 def is_tar(path: str) -> bool:
@@ -63,6 +65,23 @@ def tree_of(root: str, cache: Path) -> str:
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return str(made)
+
+
+def check_targets(tree: str, targets: Iterable[str]) -> None:
+    """Refuse a tree whose links lead a mount elsewhere: bubblewrap would make its target on the host.
+
+    Args:
+        tree: The folder of the root.
+        targets: Absolute paths inside that something is mounted at.
+
+    Raises:
+        MountConflict: Naming the target.
+    """
+    top = os.path.realpath(tree)
+    for target in (*MADE_INSIDE, *targets):
+        led = os.path.realpath(top + target)
+        if not led.startswith(top.rstrip("/") + "/"):
+            raise MountConflict(f"root: {tree}: a link leads {target} out of it, to {led}")
 
 
 def _unpack(root: str, part: Path) -> None:
