@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 import sys
 
 import anyio
@@ -156,3 +157,76 @@ async def test_a_tool_that_goes_on_deleting_after_a_natural_exit_leaves_the_outc
     except EvidenceMissing:
         return
     assert found == CleanupReceipt(cleanup_confirmed=True, return_code=3, error=None, timed_out=False)
+
+
+async def running(place, group, script="touch up; exec sleep 1000"):
+    """Launch `script`; returns the supervisor's pid."""
+    await place.stage(script)
+    group.start_soon(place.launch)
+    await place.until("up")
+    return int(await client.read_text(place.sandbox, path=f"{place.dir}/supervisor.pid"))
+
+
+@pytest.mark.parametrize("deleted", [[], ["launch.claim", "supervisor.pid"]], ids=["", "without a trace"])
+async def test_a_supervisor_that_a_tool_has_stopped_is_told_to_go_on(make_place, deleted):
+    """Without its claim, which it cannot make again, it must not pass for one that never was."""
+    place = await make_place((*TOOLS, "ls", "grep"))
+    async with anyio.create_task_group() as group:
+        pid = await running(place, group)
+        os.kill(pid, signal.SIGSTOP)
+        for name in deleted:
+            os.unlink(f"{place.dir}/{name}")
+        receipt = await client.stop_and_confirm_cleanup(place.sandbox, place.dir, timeout_s=30)
+    assert receipt == CleanupReceipt(cleanup_confirmed=True, return_code=-15, error=None, timed_out=False)
+
+
+@pytest.mark.parametrize("put", ["mkfifo", "ln -s $PWD/file", "ln -s /nowhere/x"])
+async def test_what_a_tool_puts_in_the_place_of_a_request_is_neither_opened_nor_followed(make_place, put):
+    """Anything by the name of a stop is a stop; a FIFO would hang who writes, a link lead to another file."""
+    place = await make_place((*TOOLS, "mkfifo", "ln"))
+    script = f"echo task > file; {put} $D.retired; {put} $D/stop.request; sleep 1000"
+    await place.stage(script)
+    await place.launch()
+    with anyio.fail_after(20):
+        receipt = await client.stop_and_confirm_cleanup(place.sandbox, place.dir, timeout_s=60)
+        await client.remove_session_directory(place.sandbox, place.dir)
+    assert receipt == CleanupReceipt(cleanup_confirmed=True, return_code=-15, error=None, timed_out=False)
+    assert (place.work / "file").read_text() == "task\n"
+    assert not os.path.exists(place.dir)
+
+
+async def test_removing_follows_no_link_that_lies_in_wait(make_place):
+    place = await make_place()
+    await place.sandbox.upload(f"{place.dir}/file", b"")
+    os.symlink(place.work, f"{place.dir}.removed")
+    await client.remove_session_directory(place.sandbox, place.dir)
+    assert os.listdir(place.work) == [] and os.listdir(os.path.dirname(place.dir)) == ["one.retired"]
+
+
+class Hung:
+    """A sandbox whose every call, whatever it was granted, never returns."""
+
+    async def never(self, *_, **__):
+        await anyio.sleep_forever()
+
+    exec = upload = download = never
+
+
+@pytest.mark.parametrize("request_", ["stop", "await"])
+async def test_a_sandbox_that_hangs_does_not_outlast_the_budget(request_):
+    with anyio.fail_after(20), pytest.raises(EvidenceMissing, match="no receipt within"):
+        if request_ == "stop":
+            await client.stop_and_confirm_cleanup(Hung(), "/s/one", timeout_s=0.2)
+        else:
+            await client.await_receipt(Hung(), "/s/one", timeout_s=0.2, launch_over=True)
+
+
+async def test_a_shell_that_a_tool_has_broken_so_that_it_hangs_does_not_cost_the_receipt(make_place):
+    place = await make_place()
+    await place.stage("exit 3")
+    await place.launch()
+    (place.bin / "sh").unlink()
+    (place.bin / "sh").write_text("#!/bin/sleep 1000\n")
+    (place.bin / "sh").chmod(0o755)
+    receipt = await client.stop_and_confirm_cleanup(place.sandbox, place.dir, timeout_s=11)
+    assert receipt.return_code == 3

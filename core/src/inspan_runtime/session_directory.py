@@ -41,8 +41,9 @@ async def run_shell(
 
 RETIRE_SCRIPT = """
 d=$1 fence=$2 root=${1%/*}
-mkdir -p "$root" && : > "$d.retired" || exit 4
+mkdir -p "$root" && { [ -e "$d.retired" ] || [ -L "$d.retired" ] || : > "$d.retired"; } || exit 4
 if [ -e "$d" ] || [ -L "$d" ]; then
+    rm -rf "$d.removed"
     mv "$d" "$d.removed" 2>/dev/null
     rm -rf "$d.removed" "$d" || exit 5
 fi

@@ -64,6 +64,7 @@ __all__ = [
 
 EXEC_MARGIN_S = 30.0
 STEP_MARGIN_S = 5.0
+SPARE_S = STEP_MARGIN_S + 2.0
 LOOK_TIMEOUT_S = 10.0
 CLAIM_GRACE_S = 2.0
 LONGEST_WAIT_S = 20.0
@@ -71,17 +72,29 @@ ENVIRONMENT_LIMIT_BYTES = 256 * 1024
 
 WAIT_SCRIPT = """
 now() { read -r up rest < /proc/uptime; up=${up%%.*}; }
+there() { [ -e "$1" ] || [ -L "$1" ]; }
 found() { [ -e "$d/cleanup.json" ] && { echo receipt; exit 0; }; }
 dead() {
     { [ -f "$d/supervisor.pid" ] && read -r pid < "$d/supervisor.pid"; } ||
         { [ -f "$d/launch.claim" ] && read -r pid < "$d/launch.claim"; } || return 1
-    [ -n "$pid" ] && [ ! -d "/proc/$pid" ]
+    [ -n "$pid" ] || return 1
+    [ -d "/proc/$pid" ] || return 0
+    read -r stat < "/proc/$pid/stat"
+    case $stat in "$pid (~~) T "*) kill -CONT "$pid";; esac
+    return 1
+} 2> /dev/null
+lurks() {
+    for p in /proc/[0-9]*; do
+        read -r name < "$p/comm" && [ "$name" = "~~" ] || continue
+        ls -l "$p/fd" | grep -qF -e "-> $d/supervisor.pid" && { kill -CONT "${p#/proc/}"; return 0; }
+    done
+    return 1
 } 2> /dev/null
 plant() {
-    [ -e "$d.retired" ] && [ ! -e "$d" ] && { echo retired; exit 0; }
-    mkdir -p "$d" && : > "$d/stop.request" || exit 3
+    there "$d.retired" && [ ! -e "$d" ] && { echo retired; exit 0; }
+    mkdir -p "$d" && { there "$d/stop.request" || : > "$d/stop.request"; } || exit 3
 }
-stands() { [ "$request" != stop ] || [ -e "$d/stop.request" ]; }
+stands() { [ "$request" != stop ] || there "$d/stop.request"; }
 await_end() {
     left=$((end - up))
     [ $left -gt 5 ] && left=5
@@ -89,17 +102,17 @@ await_end() {
 } 2> /dev/null
 case $request in
 stop) plant;;
-fence) [ -e "$d/launch.claim" ] || plant;;
+fence) there "$d/launch.claim" || plant;;
 esac
 now; end=$((up + wait)); pause=0.005; calm=0
 while :; do
     found
-    if [ -e "$d/launch.claim" ] || [ ! -e "$d/stop.request" ]; then
+    if there "$d/launch.claim" || ! there "$d/stop.request"; then
         calm=0
-        [ -e "$d/launch.claim" ] && dead && { found; echo dead; exit 0; }
+        there "$d/launch.claim" && dead && { found; echo dead; exit 0; }
     else
         calm=$((calm + 1))
-        [ $calm -ge 6 ] && { found; echo never; exit 0; }
+        [ $calm -ge 6 ] && { lurks || { found; echo never; exit 0; }; calm=0; }
     fi
     now
     [ "$up" -ge "$end" ] && { echo waiting; exit 0; }
@@ -117,7 +130,8 @@ Where there is a ``flock`` command it sleeps until the supervisor lets go of its
 receipt or its death. Else it looks again and again, with pauses that grow, so that neither a quick end is
 noticed late nor a slow one costs much. That nothing was ever launched is believed only when a stop stood
 there without a claim for some time: where a tool deletes the folder over and over, a living supervisor makes
-the claim again at once. ``/proc/uptime`` is monotonic, which ``date`` is not. The script comes on stdin: in
+the claim again at once, and one that was stopped meanwhile is found by its name and its open file. A stopped
+supervisor is continued. ``/proc/uptime`` is monotonic, which ``date`` is not. The script comes on stdin: in
 an argv, a task's pkill could find the words in it.
 """
 
@@ -324,29 +338,31 @@ async def _wait(
     """Look until there is evidence; a failed look is not a failed run."""
     deadline = anyio.current_time() + timeout_s
     trouble, pause_s = "the supervisor has not written one yet", FIRST_RETRY_S
-    while (left_s := deadline - anyio.current_time()) > 0:
-        wait_s = min(left_s, LONGEST_WAIT_S)
-        try:
-            word = await _look(sandbox, session_dir, request=request, wait_s=wait_s)
-            receipt = await read_receipt(sandbox, session_dir) if word == "receipt" else None
-        except SandboxGone:
-            raise
-        except SandboxError as error:
-            trouble = str(error)
-            receipt = await _read_without_shell(sandbox, session_dir, request=request)
+    with anyio.move_on_after(timeout_s):
+        while (left_s := deadline - anyio.current_time()) > 0:
+            # A shell that hangs leaves time for a look without it.
+            wait_s = min(left_s - SPARE_S if left_s > 1.5 * SPARE_S else left_s, LONGEST_WAIT_S)
+            try:
+                word = await _look(sandbox, session_dir, request=request, wait_s=wait_s)
+                receipt = await read_receipt(sandbox, session_dir) if word == "receipt" else None
+            except SandboxGone:
+                raise
+            except SandboxError as error:
+                trouble = str(error)
+                receipt = await _read_without_shell(sandbox, session_dir, request=request)
+                if receipt is not None:
+                    return receipt
+                await anyio.sleep(min(spread(pause_s, session_dir), max(deadline - anyio.current_time(), 0)))
+                pause_s = min(pause_s * 2, LONGEST_RETRY_S)
+                continue
+            if word == "never":
+                return NeverLaunched()
             if receipt is not None:
                 return receipt
-            await anyio.sleep(min(spread(pause_s, session_dir), max(deadline - anyio.current_time(), 0)))
-            pause_s = min(pause_s * 2, LONGEST_RETRY_S)
-            continue
-        if word == "never":
-            return NeverLaunched()
-        if receipt is not None:
-            return receipt
-        if word == "receipt":
-            raise EvidenceMissing("the receipt vanished while it was read")
-        if word != "waiting":
-            raise EvidenceMissing(ENDS[word])
+            if word == "receipt":
+                raise EvidenceMissing("the receipt vanished while it was read")
+            if word != "waiting":
+                raise EvidenceMissing(ENDS[word])
     raise EvidenceMissing(f"no receipt within {timeout_s:g} s: {trouble}")
 
 
