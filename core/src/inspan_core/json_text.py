@@ -67,7 +67,7 @@ def parse_json(
         raise WireError([problem("too_large", (), f"is {len(data)} bytes, more than {limit_bytes}", None)])
     try:
         text = data.decode("utf-8")
-        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+        value = _DECODE(text)
     except UnicodeDecodeError as error:
         raise WireError([problem("json_invalid", (error.start,), "is not UTF-8 text", {})]) from error
     except json.JSONDecodeError as error:
@@ -88,7 +88,7 @@ def parse_json(
 
 def canonical_text(value: Any) -> str:
     """JSON text that is equal for equal values: sorted keys, no blanks, non-ASCII as it is."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return _CANONICAL(value)
 
 
 def _too_deep(max_depth: int) -> dict[str, Any]:
@@ -123,3 +123,10 @@ def _has_surrogate(text: str) -> bool:
     except UnicodeEncodeError:
         return True
     return False
+
+
+# Made once: `json.loads` and `json.dumps` make one for each call that asks for anything special.
+_DECODE = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite).decode
+_CANONICAL = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+).encode

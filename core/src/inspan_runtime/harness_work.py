@@ -7,10 +7,10 @@ import logging
 import posixpath
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import anyio
-import anyio.to_thread
 from attrs import define, evolve, field, frozen
 
 from inspan_core.errors import InspanError, RequestRefused, SandboxError, SandboxGone, UnsupportedTarget
@@ -34,6 +34,7 @@ from inspan_runtime.install_cache import RuntimeCache
 from inspan_runtime.install_shared import create_with_runtimes
 from inspan_runtime.jar import take_jar
 from inspan_runtime.packing import pack_artifacts, pack_grants, pack_parsed
+from inspan_runtime.parser_threads import ParserThreads
 from inspan_runtime.preflight import Wanted, preflight, require
 from inspan_runtime.redaction import redacted, redacted_text, secrets_of, without_secrets
 from inspan_runtime.room import Room
@@ -43,6 +44,7 @@ _logger = logging.getLogger(__name__)
 RECONNECT_TIMEOUT_S = 30.0
 DROP_TIMEOUT_S = 5.0
 USAGE_TIMEOUT_S = 5.0
+PARSER_THREADS = ParserThreads()
 
 ProviderFactory = Callable[[], SandboxProvider]
 Parser = Callable[[ParseInput], ParsedActivation]
@@ -52,7 +54,7 @@ RunParser = Callable[[Parser, ParseInput], Awaitable[ParsedActivation]]
 
 async def in_worker_thread(parse: Parser, run: ParseInput) -> ParsedActivation:
     """Parse in a worker thread, which is left behind when the budget ends."""
-    return await anyio.to_thread.run_sync(parse, run, abandon_on_cancel=True)
+    return await PARSER_THREADS.run(partial(parse, run))
 
 
 @frozen(kw_only=True)

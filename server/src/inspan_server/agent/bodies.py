@@ -26,6 +26,7 @@ LIMITS_KEY = "inspan.body_limits"
 """Where an application's limits are found in a request's scope."""
 
 T = TypeVar("T")
+_ENCODE = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 @frozen(kw_only=True)
@@ -50,7 +51,7 @@ class JsonResponse(Response):
     media_type = "application/json"
 
     def __init__(self, status: int, body: Mapping[str, Any]) -> None:
-        super().__init__(json.dumps(body, separators=(",", ":"), allow_nan=False), status)
+        super().__init__(_ENCODE(body), status)
 
 
 async def read_body(request: Request, kind: type[T], *, limit_bytes: int = BODY_LIMIT_BYTES) -> T:
