@@ -20,11 +20,11 @@ from inspan_core.observations import ObservationGap
 from inspan_core.relay import Harness
 from inspan_core.sandbox import (
     Descriptor,
-    MeteredSandbox,
     ResourceUsage,
     Sandbox,
     SandboxProvider,
     SandboxSpec,
+    is_metered,
 )
 from inspan_core.wire import SeedRequest, ToolAccess
 from inspan_runtime.contexts import ArtifactContext, RunContext, SessionContext, is_transport_error
@@ -221,7 +221,7 @@ class HarnessWork:
 
     async def _take_usage(self, sandbox: Sandbox) -> None:
         """Learn what a run's sandbox has used, where it tells: by now all of the run has ended."""
-        if self.activation is None or not isinstance(sandbox, MeteredSandbox):
+        if self.activation is None or not is_metered(sandbox):
             return
         with anyio.move_on_after(USAGE_TIMEOUT_S), suppress(SandboxError):
             self.usage = await sandbox.usage()

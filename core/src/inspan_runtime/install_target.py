@@ -8,6 +8,7 @@ real interpreter behind it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from attrs import frozen
 
@@ -77,6 +78,12 @@ def probe_script(roots: Sequence[str], workdir: str, pythons: Sequence[str] = PY
         workdir: The task's folder; a root inside it is never used.
         pythons: Candidate interpreters, best first.
     """
+    return _probe_script(tuple(roots), workdir, tuple(pythons))
+
+
+@lru_cache(maxsize=64)
+def _probe_script(roots: tuple[str, ...], workdir: str, pythons: tuple[str, ...]) -> str:
+    """The same for most sandboxes of a server."""
     programs = " ".join(quote(candidate) for candidate in pythons)
     places = " ".join(quote(root) for root in roots)
     task = quote(workdir.rstrip("/") + "/")

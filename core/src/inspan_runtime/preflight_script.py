@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from inspan_runtime.install_target import quote
 
@@ -80,4 +81,10 @@ printf 'null]}\\n'
 
 def filled(words: Mapping[str, Sequence[str]]) -> str:
     """Return the script with lists of words in the places of their names."""
-    return re.sub(r"@(\w+)@", lambda found: " ".join(quote(one) for one in words[found[1]]), SCRIPT)
+    return re.sub(r"@(\w+)@", lambda found: quoted(tuple(words[found[1]])), SCRIPT)
+
+
+@lru_cache(maxsize=256)
+def quoted(words: tuple[str, ...]) -> str:
+    """The words for the shell; most are the same for every sandbox."""
+    return " ".join(quote(one) for one in words)

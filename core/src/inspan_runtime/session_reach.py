@@ -11,7 +11,7 @@ import anyio
 from attrs import define, evolve, field
 
 from inspan_core.errors import InspanError, ReachUnavailable, SandboxError, SandboxGone
-from inspan_core.sandbox import Reached, ReachingSandbox, Sandbox
+from inspan_core.sandbox import Reached, Sandbox, is_reaching
 from inspan_core.wire import McpAccess, ToolAccess
 from inspan_runtime.grant_reach import UNREACHED, grant_url, loopback_url, try_url
 
@@ -46,7 +46,7 @@ class SessionReach:
             ReachUnavailable: The provider can open no way to the model or to a grant that is required.
             SandboxError: The sandbox failed.
         """
-        if not isinstance(sandbox, ReachingSandbox):
+        if not is_reaching(sandbox):
             return
         wanted = [] if model_url is None else [(model_url, True)]
         wanted += [(grant_url(grant), grant.required) for grant in grants]
@@ -100,7 +100,8 @@ class SessionReach:
             ReachUnavailable: This process reaches it, and the sandbox does not.
             SandboxError: The sandbox failed.
         """
-        if not isinstance(sandbox, ReachingSandbox) or sandbox.descriptor.get("isolation") == "none":
+        can_reach = is_reaching(sandbox)
+        if not can_reach or sandbox.descriptor.get("isolation") == "none":
             return
         problem = await try_url(sandbox, python, self.inside(model_url))
         if problem is None:
