@@ -1,14 +1,19 @@
 """An Agent Server that kills itself with SIGKILL right after (or before) the Nth record of its journal.
 
 Usage: dying_server.py CONFIG.yaml PORT N before|after    (N = 0: never)
+
+With INSPAN_TEST_QUOTA its provider `local` refuses to have more sandboxes than that at a time, as clouds do.
 """
 
+import asyncio
 import os
 import signal
 import sys
 from pathlib import Path
 
+from inspan_core.errors import SandboxCreateError
 from inspan_runtime import journal_sqlite
+from inspan_runtime.providers.local import LocalProvider
 from inspan_server.cli.serve import serve
 
 limit, moment = int(sys.argv[3]), sys.argv[4]
@@ -31,5 +36,19 @@ def die_at_the_limit(append):
     return counted
 
 
+def refuse_beyond(quota, create):
+    lock = asyncio.Lock()
+
+    async def limited(self, spec, *, key, timeout_s=60.0):
+        async with lock:
+            if len(await self.list({})) >= quota:
+                raise SandboxCreateError(f"the quota of {quota} sandboxes is used up")
+            return await create(self, spec, key=key, timeout_s=timeout_s)
+
+    return limited
+
+
+if "INSPAN_TEST_QUOTA" in os.environ:
+    LocalProvider.create = refuse_beyond(int(os.environ["INSPAN_TEST_QUOTA"]), LocalProvider.create)
 journal_sqlite.SqliteJournal.append = die_at_the_limit(journal_sqlite.SqliteJournal.append)
 sys.exit(serve(sys.argv[1], port=int(sys.argv[2])))

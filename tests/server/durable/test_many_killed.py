@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import httpx
 import pytest
@@ -12,26 +13,31 @@ MANY = 50
 LOCAL = {"harness_options": {"model": False}}
 
 
-async def for_all(world, ask):
+async def for_all(world, ask, count=MANY):
     limits = httpx.Limits(max_connections=20)
     async with httpx.AsyncClient(base_url=world.url, timeout=100, limits=limits) as http:
-        return await asyncio.gather(*(ask(http, number) for number in range(MANY)))
+        return await asyncio.gather(*(ask(http, number) for number in range(count)))
 
 
 @pytest.fixture
-def world(worlds, tmp_path):
+def world(worlds, tmp_path, monkeypatch):
+    monkeypatch.setenv("INSPAN_TEST_QUOTA", str(MANY))
     return worlds(kind="local", sandbox_config={"workdir": str(tmp_path / "work")}, **LOCAL)
 
 
-def test_killed_with_fifty_sessions_and_a_quota_of_fifty_it_serves_fifty_more(world, bodies, wait_for):
+def test_killed_with_fifty_sessions_and_a_quota_of_fifty_it_serves_others(world, bodies, wait_for):
     """The journal knows each sandbox: none is lost, and none stands in the way of new work."""
 
-    async def seed(http, number):
-        answer = await http.post("/v1/agent_sessions", json=bodies.seed(f"s{number}", f"r{number}"))
+    async def seed(http, number, prefix="s"):
+        answer = await http.post(
+            "/v1/agent_sessions", json=bodies.seed(f"{prefix}{number}", f"{prefix}{number}")
+        )
         return answer.status_code
 
-    async def close(http, number):
-        answer = await http.post("/v1/agent_sessions/close", json=bodies.close(f"s{number}", f"r{number}"))
+    async def close(http, number, prefix="s"):
+        answer = await http.post(
+            "/v1/agent_sessions/close", json=bodies.close(f"{prefix}{number}", f"{prefix}{number}")
+        )
         return answer.status_code
 
     assert asyncio.run(for_all(world, seed)) == [200] * MANY
@@ -43,8 +49,14 @@ def test_killed_with_fifty_sessions_and_a_quota_of_fifty_it_serves_fifty_more(wo
     # The retried seeds are answered from the journal: the same sandboxes, and no other.
     assert asyncio.run(for_all(world, seed)) == [200] * MANY
     assert world.sandboxes() == before
+    refused = httpx.post(f"{world.url}/v1/agent_sessions", json=bodies.seed("more", "more"), timeout=100)
+    assert (refused.status_code, "quota of 50 sandboxes is used up" in refused.text) == (503, True)
     assert asyncio.run(for_all(world, close)) == [200] * MANY
-    wait_for(lambda: not world.sandboxes(), "the end of all sandboxes")
+    assert world.sandboxes() == set()
+    # They count no more.
+    assert asyncio.run(for_all(world, partial(seed, prefix="t"), count=5)) == [200] * 5
+    assert asyncio.run(for_all(world, partial(close, prefix="t"), count=5)) == [200] * 5
+    assert world.sandboxes() == set()
 
 
 def test_killed_while_fifty_are_being_set_up_it_reaps_them_before_it_admits_others(world, bodies, wait_for):
