@@ -70,9 +70,7 @@ class Forwarding:
 class Forward:
     """Two sockets and a buffer each way; its owner knows of it while it is open."""
 
-    def __init__(
-        self, loop: Loop, inner: socket.socket, address: tuple[str, int], owner: Forwarding
-    ) -> None:
+    def __init__(self, loop: Loop, inner: socket.socket, address: tuple[str, int], owner: Forwarding) -> None:
         self._loop = loop
         self._owner = owner
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
