@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from inspan_supervisor import supervisor_source
+
 TRACER = """
 import ctypes, os, signal, sys
 os.setsid()
@@ -104,19 +106,16 @@ def test_a_directory_that_is_retired_during_a_run_ends_it(supervised, kit):
 
 def test_a_row_that_was_read_while_pids_changed_hands_makes_no_stranger_ours(kit):
     """Its parent's pid was given to a tool of ours meanwhile; since then the stranger has another parent."""
-    from inspan_supervisor import supervisor_source
-
     names = {"__name__": "supervisor"}
     exec(compile(supervisor_source(), "process_supervisor.py", "exec"), names)
-    shell = subprocess.Popen(["sh", "-c", "sleep 1000 & echo $!; wait"], stdout=subprocess.PIPE, text=True)
-    try:
-        process = names["look_up"](int(shell.stdout.readline()))
-        parent, process.parent = process.parent, 2**22
-        names["kill"](process)
-        assert names["look_up"](process.pid).lives
-        process.parent = parent
-        names["kill"](process)
-        kit.eventually(lambda: not kit.lives(process.pid), "it dies where the row is right")
-    finally:
-        shell.kill()
-        shell.communicate(timeout=10)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+    shell = subprocess.Popen(["sh", "-c", "exec 3<&0; cat <&3 & echo $!; wait"], **pipes)
+    process = names["look_up"](int(shell.stdout.readline()))
+    parent, process.parent = process.parent, 2**22
+    names["kill"](process)
+    shell.stdin.write("are you there?\n")
+    assert shell.stdout.readline() == "are you there?\n"
+    process.parent = parent
+    names["kill"](process)
+    kit.eventually(lambda: not kit.lives(process.pid), "it dies where the row is right")
+    shell.communicate(timeout=10)
