@@ -72,7 +72,7 @@ def measure_stop(python: str, runs: int, children: int) -> list[float]:
     """Stop to receipt with `children` tools in sessions of their own; all must die."""
     found = []
     for _ in range(runs):
-        script = f"for i in $(seq {children}); do setsid sleep 4242 & done; : > $DIR/up; wait"
+        script = f"for i in $(seq {children}); do setsid sleep 4242 & done; : > $DIR/up; exec sleep 4242"
         direct = Direct(python, script)
         direct.up()
         found.append(direct.stop())
