@@ -5,8 +5,9 @@
 
 Printed: sessions a second (seed, activate, close) and their latencies for 1 and 50 clients, with the journal
 and without, beside `baseline_fastapi.py` in the same run and the figures of NeMo Gym 0.7.0 on the same class
-of machine; processor time of a session; memory of a live and of a closed one; the time to take 1,000 open
-sessions over; and how the cost of a session grows from 100 to 10,000 open ones. Clients are another process.
+of machine; processor time of a session, also without sockets; memory of a live and of a closed one; the time
+to take 1,000 open sessions over; and how the cost of a session grows from 100 to 10,000 open ones. Clients are
+another process, but for what has no sockets.
 """
 
 from __future__ import annotations
@@ -108,6 +109,22 @@ def throughput(sessions: int, folder: Path) -> None:
                 )
 
 
+def cpu(sessions: int, folder: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": f"{HERE}:{os.environ.get('PYTHONPATH', '')}"}
+    for name, arguments in (("journal", (str(folder / "cpu"),)), ("no journal", ())):
+        for clients in (1, 50):
+            # A folder for each: sessions that are kept from before would be counted.
+            state = [f"{each}-{clients}" for each in arguments]
+            argv = [sys.executable, str(HERE / "agent_load/in_process.py"), str(sessions), str(clients)]
+            done = subprocess.run(
+                [*argv, *state], env=environment, capture_output=True, text=True, check=True
+            )
+            print(
+                f"CPU of a session without sockets, {name}, {clients} clients: {done.stdout.strip()} ms",
+                flush=True,
+            )
+
+
 def memory(sessions: int, folder: Path) -> None:
     for name, arguments in (("journal", (str(folder / "memory"),)), ("no journal", ())):
         with server("agent_load/agent_process.py", "0", *arguments) as at:
@@ -177,7 +194,7 @@ def growth(most: int, folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a tenth of the sessions")
-    parts = ("throughput", "memory", "recovery", "growth")
+    parts = ("throughput", "cpu", "memory", "recovery", "growth")
     parser.add_argument("--only", choices=parts, help="one part")
     options = parser.parse_args()
     share = 10 if options.quick else 1
@@ -185,6 +202,8 @@ def main() -> None:
         folder = Path(name)
         if options.only in (None, "throughput"):
             throughput(3000 // share, folder)
+        if options.only in (None, "cpu"):
+            cpu(1000 // share, folder)
         if options.only in (None, "memory"):
             memory(10_000 // share, folder)
         if options.only in (None, "recovery"):

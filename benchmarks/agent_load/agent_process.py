@@ -6,6 +6,7 @@ import logging
 import sys
 
 import anyio
+from starlette.applications import Starlette
 
 from agent_load.memory_sandbox import NothingHarness
 from inspan_core.plugins import load_plugins
@@ -15,7 +16,8 @@ from inspan_server.collector import tune_collector
 from inspan_server.serving import served
 
 
-async def main(port: int, state_dir: str | None) -> None:
+def application(state_dir: str | None) -> Starlette:
+    """The server's application, over sandboxes that are dictionaries."""
     config = parse_config(
         {
             "harness": "nothing",
@@ -27,7 +29,11 @@ async def main(port: int, state_dir: str | None) -> None:
             "session_close_retry_window_seconds": 3600,
         }
     )
-    app = create_app(config, load_plugins([NothingHarness()], entry_points=False))
+    return create_app(config, load_plugins([NothingHarness()], entry_points=False))
+
+
+async def main(port: int, state_dir: str | None) -> None:
+    app = application(state_dir)
     tune_collector()  # As `inspan serve` does.
     async with served(app, port=port) as url:
         print(url, flush=True)
