@@ -6,8 +6,8 @@
 Printed: sessions a second (seed, activate, close) and their latencies for 1 and 50 clients, with the journal
 and without, beside `baseline_fastapi.py` in the same run and the figures of NeMo Gym 0.7.0 on the same class
 of machine; processor time of a session, also without sockets; memory of a live and of a closed one; the time
-to take 1,000 open sessions over; and how the cost of a session grows from 100 to 10,000 open ones. Clients are
-another process, but for what has no sockets.
+to take 1,000 open sessions over; and how the cost of a session grows from 100 to 10,000 open ones. Clients
+are another process, but for what has no sockets.
 """
 
 from __future__ import annotations
