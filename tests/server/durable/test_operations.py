@@ -5,16 +5,22 @@ from __future__ import annotations
 import json
 import signal
 import sqlite3
+import ssl
 import subprocess
 import sys
 from contextlib import closing
+from pathlib import Path
 
 import httpx
 import pytest
 
+from inspan_server.cli.main import main
+
 pytestmark = [pytest.mark.timeout(120)]
 INSPAN = [sys.executable, "-c", "import sys; from inspan_server.cli.main import main; sys.exit(main())"]
 TOKEN = "a-token-of-the-tests"
+CERTIFICATE = Path(__file__).with_name("loopback.pem")
+"""Of the tests alone: for 127.0.0.1, signed by itself, with its key."""
 
 
 def verb(world, *words):
@@ -184,6 +190,34 @@ def test_logs_are_json_lines_that_hold_no_token(worlds, tmp_path):
     )
     assert world.end() == 0
     assert TOKEN not in world.log.read_text()
+
+
+def test_tls_is_served_to_clients_and_to_the_verbs_of_operators(worlds, bodies, tmp_path):
+    files = {"certfile": str(CERTIFICATE), "keyfile": str(CERTIFICATE)}
+    world = worlds(
+        kind="local",
+        sandbox_config={"workdir": str(tmp_path / "work")},
+        harness_options={"model": False},
+        tls=files,
+    )
+    trusted = ssl.create_default_context(cafile=str(CERTIFICATE))
+    url = world.url.replace("http://", "https://")
+    with httpx.Client(base_url=url, verify=trusted, timeout=60) as http:
+        assert http.post("/v1/agent_sessions", json=bodies.seed("s")).status_code == 200
+        assert http.post("/v1/agent_sessions/close", json=bodies.close("s")).status_code == 200
+        code, listed = verb(world, "list")
+        assert (code, [each["phase"] for each in listed]) == (0, ["CLOSED"])
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"{world.url}/healthz")
+
+
+def test_a_state_folder_that_cannot_be_looked_into_is_told(tmp_path, capsys):
+    config = tmp_path / "agent.yaml"
+    state_dir = f"/{'n' * 300}"
+    model_server = {"base_url": "http://127.0.0.1:9"}
+    config.write_text(json.dumps({"harness": "echo", "model_server": model_server, "state_dir": state_dir}))
+    assert main(["sessions", "list", "--config", str(config)]) == 3
+    assert f"{state_dir} cannot be looked into: File name too long" in capsys.readouterr().err
 
 
 def test_an_address_that_others_reach_needs_a_token(world):

@@ -92,7 +92,11 @@ def find_source(config: AgentConfig) -> Source:
         JournalError: There is no journal, or it cannot be read.
     """
     folder = Path(str(config.state_dir))
-    if not (folder / EVENTS_FILE).exists():
+    try:
+        is_there = (folder / EVENTS_FILE).exists()
+    except OSError as error:
+        raise JournalError(f"{folder} cannot be looked into: {error.strerror}") from error
+    if not is_there:
         raise JournalError(f"{folder} holds no journal: no server with this configuration was ever started")
     try:
         journal = SqliteJournal(folder)
