@@ -27,12 +27,12 @@ async def takes_the_end_of_the_exec_for_the_end_of_the_run(sandbox, session_dir,
 class LooksThenLaunches(SessionDriver):
     """Two activations both see READY before either is bound; so both launch."""
 
-    async def ask(self, request):
+    async def ask(self, request, **watched):
         if self.session.phase is Phase.READY:
             await anyio.lowlevel.checkpoint()
             if self.session.phase is Phase.ACTIVE:
                 self._spawn(self._launch_as_well)
-        return await super().ask(request)
+        return await super().ask(request, **watched)
 
     async def _launch_as_well(self):
         with anyio.move_on_after(60.0):
@@ -58,9 +58,9 @@ class ForgetsToJoin(SessionDriver):
 class ReleasesInTheRequest(SessionDriver):
     """A release lives in the request that asked for it: when that client goes away, it is swallowed."""
 
-    async def ask(self, request):
+    async def ask(self, request, **watched):
         try:
-            return await super().ask(request)
+            return await super().ask(request, **watched)
         except anyio.get_cancelled_exc_class():
             for flight in self._flights.values():
                 if isinstance(flight.order, RemoveFiles | Disconnect | StopSandbox):
