@@ -1,6 +1,8 @@
 # make demo and make test do everything; `make help` lists the rest.
 PYTHON ?= python3
 BIN := .venv/bin
+# Test files run beside each other: most of their time is waiting for processes.
+WORKERS ?= 2
 export PYTHON
 
 .PHONY: help setup demo test test-full lint types format docs dist bench constraints clean
@@ -24,11 +26,11 @@ demo: setup
 
 test: setup
 	@.ci/test-programs
-	@$(BIN)/python -m pytest -m "not full" $(TESTS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not full" $(TESTS)
 
 test-full: setup
 	@.ci/test-programs
-	@$(BIN)/python -m pytest $(TESTS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS)
 
 lint: setup
 	@$(BIN)/ruff check .
