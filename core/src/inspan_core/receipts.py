@@ -130,7 +130,7 @@ class ProcessesReport:
     killed: Sequence[ProcessEntry] = ()
     preserved: Sequence[ProcessEntry] = ()
     unfinished: Sequence[ProcessEntry] = ()
-    dropped: Mapping[str, int] = field(factory=dict)
+    dropped: Mapping[str, int] = field(factory=dict[str, int])
 
     def to_json(self) -> dict[str, Any]:
         """Lists of objects, unknown values left out; ``dropped`` only where something was."""
