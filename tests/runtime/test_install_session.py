@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.server
+import threading
 from pathlib import Path
 
 import pytest
@@ -68,7 +70,25 @@ class Tiny:
         raise AssertionError("never activated")
 
 
-async def test_sessions_share_one_runtime_and_closing_them_leaves_it(tmp_path):
+@pytest.fixture
+def model_url():
+    """A model server that answers whoever asks whether it is there."""
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+async def test_sessions_share_one_runtime_and_closing_them_leaves_it(tmp_path, model_url):
     tiny, said = Tiny(), []
     cache = RuntimeCache(tmp_path / "cache", client_env={}, report=said.append)
     provider = BubblewrapProvider({"runtime_dir": str(tmp_path / "run")})
@@ -76,7 +96,7 @@ async def test_sessions_share_one_runtime_and_closing_them_leaves_it(tmp_path):
         load_plugins(extra=[tiny], entry_points=False).harness("tiny"),
         {"box": lambda: provider},
         ServiceSettings(
-            model_base_url="http://127.0.0.1:9",
+            model_base_url=model_url,
             model_name="none",
             session=Settings(close_step_timeout_s=20.0),
             owned=OwnedSandbox(provider="box", spec=SandboxSpec(workdir="/app", ttl_s=120.0)),

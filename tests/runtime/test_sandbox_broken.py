@@ -244,7 +244,7 @@ class UploadFailsSilently(WrappedSandbox):
     async def upload(self, path, data, **options):
         try:
             await self.inner.upload(path, data, **options)
-        except SandboxError:
+        except (SandboxError, OSError):
             pass
 
 

@@ -7,6 +7,7 @@ no sandbox is created: there is a folder, and children of the server.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from inspan_runtime.providers import state_folder
 from inspan_runtime.providers.local import end_marked
 
 NAME = "host"
+CALL_ID = re.compile(r"host-[0-9a-z]+")
 
 
 @define
@@ -94,7 +96,7 @@ def sweep_host_calls(root: Path) -> list[str]:
     if not root.is_dir():
         return []
     swept = []
-    for folder in state_folder.folders_in(root):
+    for folder in state_folder.folders_in(root, CALL_ID):
         lock_fd = state_folder.take_dead(folder)
         if lock_fd is None:
             continue

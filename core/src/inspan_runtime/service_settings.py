@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -35,6 +36,7 @@ class ServiceSettings:
         tool_accesses: The configuration's tool grants.
         retains_artifacts: Whether artifacts stay in memory after close, until its window ends.
         fence_limit: How many fences of ids never seeded are kept.
+        new_folder: Names a session's folder; a name is never given twice.
         host_dir: Absolute folder for calls without a session, which run on this host; None: they are refused.
         server_id: What this server and those after it are called, on the labels of their own sandboxes; None:
             sandboxes are not labelled.
@@ -54,6 +56,7 @@ class ServiceSettings:
     tool_accesses: tuple[ToolAccess, ...] = ()
     retains_artifacts: bool = False
     fence_limit: int = 10_000
+    new_folder: Callable[[], str] = lambda: uuid.uuid4().hex
     host_dir: str | None = None
     server_id: str | None = None
     recovery_timeout_s: float = 120.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -202,7 +201,9 @@ class SessionTable:
             workdir = seed.sandbox_access.workdir
         else:
             workdir = CLOSED_WORKDIR if self._settings.owned is None else self._settings.owned.spec.workdir
-        folder = f"{self._settings.session_dir_root or DEFAULT_SESSION_DIR_ROOT}/{uuid.uuid4().hex}"
+        folder = (
+            f"{self._settings.session_dir_root or DEFAULT_SESSION_DIR_ROOT}/{self._settings.new_folder()}"
+        )
         place = {"session_dir": folder, "workdir": workdir, "episode_id": encode(episode_id)}
         self._keep(session_id, "place", to_bytes(place))
         return place

@@ -79,8 +79,8 @@ dead() {
         { [ -f "$d/launch.claim" ] && read -r pid < "$d/launch.claim"; } || return 1
     [ -n "$pid" ] || return 1
     [ -d "/proc/$pid" ] || return 0
-    read -r stat < "/proc/$pid/stat"
-    case $stat in "$pid (~~) T "*) kill -CONT "$pid";; esac
+    read -r row < "/proc/$pid/stat"
+    case $row in "$pid (~~) T "*) kill -CONT "$pid";; esac
     return 1
 } 2> /dev/null
 lurks() {

@@ -232,15 +232,15 @@ def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
-def folders_in(folder: Path) -> Iterator[Path]:
+def folders_in(folder: Path, names: re.Pattern[str] = SANDBOX_ID) -> Iterator[Path]:
     """Yield the sandboxes' folders, dead ones too, and remove what a killed creator left unfinished.
 
-    What has another name is not ours, and is left alone.
+    What has another name than `names` is not ours, and is left alone.
     """
     with os.scandir(folder) as found:
         entries = list(found)
     for entry in entries:
-        if SANDBOX_ID.fullmatch(entry.name):
+        if names.fullmatch(entry.name):
             yield Path(entry.path)
         elif entry.name.startswith(NEW):
             is_old = time.time() - entry.stat(follow_symlinks=False).st_mtime > ABANDONED_AFTER_S

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -141,6 +142,7 @@ async def parse_inline(parse: Parser, run: ParseInput) -> ParsedActivation:
 class _Play:
     def __init__(self, scenario: Scenario, trial: Trial) -> None:
         self.scenario = scenario
+        self.folders = itertools.count(1)
         world = self.world = FakeWorld(
             faults=scenario.faults,
             plan=scenario.harness,
@@ -273,6 +275,8 @@ class _Play:
                 session_dir_root=FOLDER_ROOT,
                 owned=owned if self.scenario.owned else None,
                 options=self.options,
+                # Not by chance: pauses are spread by it, and a scenario always ends in the same way.
+                new_folder=lambda: f"{next(self.folders):032x}",
             ),
             cache=RuntimeCache(Path("/nonexistent/inspan-fuzz"), client_env={}),
             journal=self.journal,
