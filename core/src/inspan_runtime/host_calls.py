@@ -37,13 +37,14 @@ from inspan_runtime.driver import SessionDriver
 from inspan_runtime.grants import check_grants, usable_grants
 from inspan_runtime.harness_work import Activation, OwnedSandbox, RunParser, in_worker_thread
 from inspan_runtime.host_install import HostWork, InstallGate
-from inspan_runtime.host_place import NAME, HostPlace, sweep_host_calls
+from inspan_runtime.host_place import NAME, HostPlace, has_host_calls, sweep_host_calls
 from inspan_runtime.install_cache import RuntimeCache
 from inspan_runtime.perform import Performer, Slots
 from inspan_runtime.requests import check_request
 from inspan_runtime.room import Room, Spawn
 from inspan_runtime.service_settings import Answer, ServiceSettings
 
+SWEEP_PAUSES_S = (0.1, 0.2, 0.4, 0.8, 0.0)
 REPLAY_LIMIT = 256
 """How many answers are kept for replays: each may be megabytes."""
 
@@ -159,8 +160,13 @@ class HostCalls:
 
     async def sweep(self) -> None:
         """End and remove what the calls of killed servers left."""
-        for call_id in await anyio.to_thread.run_sync(sweep_host_calls, self._root):
-            log.warning("ended and removed what %s of a killed server had left", call_id)
+        # A child that the killed server was about to start holds its folders' locks for a moment longer.
+        for pause_s in SWEEP_PAUSES_S:
+            for call_id in await anyio.to_thread.run_sync(sweep_host_calls, self._root):
+                log.warning("ended and removed what %s of a killed server had left", call_id)
+            if not await anyio.to_thread.run_sync(has_host_calls, self._root):
+                return
+            await anyio.sleep(pause_s)
 
     @property
     def phases(self) -> Mapping[str, str]:

@@ -87,6 +87,11 @@ class HostPlace:
         """Nothing is held in this process."""
 
 
+def has_host_calls(root: Path) -> bool:
+    """Whether there are folders of calls, of dead servers or of living ones."""
+    return root.is_dir() and any(state_folder.folders_in(root, CALL_ID))
+
+
 def sweep_host_calls(root: Path) -> list[str]:
     """End and remove what calls of a killed server left in a folder.
 

@@ -114,7 +114,7 @@ async def activate(client):
 
 def state_of_supervisor(tmp_path):
     pids = [path.read_text() for path in tmp_path.glob("run/local/*/scratch/*/supervisor.pid")]
-    if not pids:
+    if not pids or not pids[0]:  # Made, and not written yet.
         return None
     with open(f"/proc/{int(pids[0])}/stat") as stat:
         return stat.read().rpartition(")")[2].split()[0]
