@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from attrs import evolve
 
@@ -18,6 +17,7 @@ from inspan_core.plugins import Plugins
 from inspan_core.sandbox import Mount, SandboxProvider, SandboxSpec
 from inspan_core.session import Settings
 from inspan_runtime.budgets import owned_sandbox_ttl_s
+from inspan_runtime.grant_reach import loopback_url
 from inspan_runtime.grants import check_grants
 from inspan_runtime.harness_work import OwnedSandbox
 from inspan_runtime.install_build import package_client_env
@@ -31,7 +31,6 @@ from inspan_server.agent.state_files import server_id
 
 TRAINING_LEVEL = 5
 HOST_FOLDER = "host"
-LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 def build_service(
@@ -202,22 +201,12 @@ def _owned(config: AgentConfig) -> OwnedSandbox | None:
         mounts=tuple(
             Mount(source=each.source, target=each.target, read_only=each.read_only) for each in wanted.mounts
         ),
-        reach=(*wanted.reach, *_loopback(config.model_server.base_url)),
+        reach=(*wanted.reach, *loopback_url(config.model_server.base_url)),
         cpu=wanted.cpu,
         memory_mib=wanted.memory_mib,
         pids=wanted.pids,
     )
     return OwnedSandbox(provider=config.sandbox_provider, spec=spec)
-
-
-def _loopback(url: str) -> tuple[str, ...]:
-    """The URL with its port where it names this host's loopback: a sandbox reaches that only by order."""
-    parts = urlsplit(url)
-    if parts.hostname not in LOOPBACK_HOSTS:
-        return ()
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-    return (f"{parts.scheme}://{host}:{port}",)
 
 
 def _cache(config: AgentConfig, environ: Mapping[str, str]) -> RuntimeCache:
