@@ -1,16 +1,20 @@
 """The host in the shape of a sandbox: the contract's checks, and what a killed server leaves."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import anyio
 import pytest
 
 from inspan_core.errors import ExecTimeout
+from inspan_core.harness import SandboxCommand
 from inspan_core.sandbox import SandboxSpec
-from inspan_runtime.host_place import HostPlace, sweep_host_calls
-from inspan_runtime.providers.local import MARKER
+from inspan_runtime.host_place import HostPlace, Swept, sweep_host_calls
+from inspan_runtime.providers.strays import MARKER
+from inspan_runtime.supervisor_client import supervised_launch_command, write_command
 from inspan_runtime.testing.sandbox_checks import COMMAND_CHECKS, FILE_CHECKS
 
 pytestmark = pytest.mark.anyio
@@ -79,6 +83,7 @@ async def test_commands_and_files_work_on_both_event_loops(tmp_path):
 DYING_SERVER = f"""
 import os, subprocess, sys
 from pathlib import Path
+from inspan_core.harness import SandboxCommand
 from inspan_core.sandbox import SandboxSpec
 from inspan_runtime.host_place import HostPlace
 place = HostPlace(Path(sys.argv[1]), sys.argv[2])
@@ -115,15 +120,51 @@ def test_what_a_killed_server_left_is_ended_and_removed_and_nothing_of_a_living_
         dead.wait(timeout=20)
         try:
             assert runs(dead_sleep)
-            assert sweep_host_calls(tmp_path) == ["host-dead"]
+            assert sweep_host_calls(tmp_path) == Swept(ended=("host-dead",), left=("host-living",))
             assert not runs(dead_sleep) and runs(living_sleep)
             assert os.listdir(tmp_path) == ["host-living"]
         finally:
             living.stdin.close()
             living.wait(timeout=20)
-            assert sweep_host_calls(tmp_path) == ["host-living"]
+            assert sweep_host_calls(tmp_path).ended == ("host-living",)
     assert not runs(living_sleep)
 
 
 def test_a_folder_that_is_not_there_holds_nothing(tmp_path):
-    assert sweep_host_calls(tmp_path / "none") == []
+    assert sweep_host_calls(tmp_path / "none") == Swept(ended=(), left=())
+
+
+async def test_a_supervisor_that_a_killed_server_left_writes_into_no_removed_folder(tmp_path):
+    place = HostPlace(tmp_path, "host-dead")
+    sandbox = await place.create(SandboxSpec(workdir=place.workdir), key="dead")
+    session_dir = Path(place.session_dir)
+    command = SandboxCommand(argv=["/bin/sleep", "300"], python=sys.executable)
+    await write_command(
+        sandbox, str(session_dir), command,
+        cwd=place.workdir, timeout_s=300.0, grace_s=1.0, cleanup_timeout_s=5.0,
+    )  # fmt: skip
+    with subprocess.Popen(  # noqa: ASYNC220
+        supervised_launch_command(sys.executable, str(session_dir)),
+        env={MARKER: sandbox.sandbox_id},
+        start_new_session=True,
+    ) as supervisor:
+        try:
+            environment = Path(f"/proc/{supervisor.pid}/environ")
+            children = Path(f"/proc/{supervisor.pid}/task/{supervisor.pid}/children")
+            with anyio.fail_after(20):
+                while not (children.read_text() and MARKER.encode() not in environment.read_bytes()):
+                    await anyio.sleep(0.01)
+            # Held still, so that it is not over by itself before it is looked at.
+            supervisor.send_signal(signal.SIGSTOP)
+            os.close(sandbox.lock_fd)
+            assert sweep_host_calls(tmp_path) == Swept(ended=("host-dead",), left=())
+            assert supervisor.wait(timeout=20) == -signal.SIGKILL
+        finally:
+            supervisor.kill()
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_a_killed_sweep_has_half_removed_is_removed(tmp_path):
+    (tmp_path / "host-half" / "scratch").mkdir(parents=True)
+    assert sweep_host_calls(tmp_path) == Swept(ended=("host-half",), left=())
+    assert os.listdir(tmp_path) == []

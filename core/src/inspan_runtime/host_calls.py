@@ -37,14 +37,14 @@ from inspan_runtime.driver import SessionDriver
 from inspan_runtime.grants import check_grants, usable_grants
 from inspan_runtime.harness_work import Activation, OwnedSandbox, RunParser, in_worker_thread
 from inspan_runtime.host_install import HostWork, InstallGate
-from inspan_runtime.host_place import NAME, HostPlace, has_host_calls, sweep_host_calls
+from inspan_runtime.host_place import NAME, HostPlace, sweep_host_calls
 from inspan_runtime.install_cache import RuntimeCache
 from inspan_runtime.perform import Performer, Slots
 from inspan_runtime.requests import check_request
 from inspan_runtime.room import Room, Spawn
 from inspan_runtime.service_settings import Answer, ServiceSettings
 
-SWEEP_PAUSES_S = (0.1, 0.2, 0.4, 0.8, 0.0)
+SWEEP_PAUSES_S = (0.1, 0.2, 0.4, 0.8)
 REPLAY_LIMIT = 256
 """How many answers are kept for replays: each may be megabytes."""
 
@@ -160,13 +160,16 @@ class HostCalls:
 
     async def sweep(self) -> None:
         """End and remove what the calls of killed servers left."""
-        # A child that the killed server was about to start holds its folders' locks for a moment longer.
         for pause_s in SWEEP_PAUSES_S:
-            for call_id in await anyio.to_thread.run_sync(sweep_host_calls, self._root):
+            swept = await anyio.to_thread.run_sync(sweep_host_calls, self._root)
+            for call_id in swept.ended:
                 log.warning("ended and removed what %s of a killed server had left", call_id)
-            if not await anyio.to_thread.run_sync(has_host_calls, self._root):
+            if not swept.left:
                 return
+            # A child that the killed server was about to start holds its folders' locks for a moment longer.
             await anyio.sleep(pause_s)
+        for call_id in swept.left:
+            log.error("the host call's folder %s of a killed server is still in use", self._root / call_id)
 
     @property
     def phases(self) -> Mapping[str, str]:

@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import anyio
-from attrs import define, field
+from attrs import define, field, frozen
 
 from inspan_core.errors import SandboxCreateError, SandboxGone
 from inspan_core.sandbox import Descriptor, Sandbox, SandboxSpec
 from inspan_runtime.host_sandbox import HostSandbox
 from inspan_runtime.providers import state_folder
-from inspan_runtime.providers.local import end_marked
+from inspan_runtime.providers.strays import end_strays
 
 NAME = "host"
 CALL_ID = re.compile(r"host-[0-9a-z]+")
@@ -87,28 +87,37 @@ class HostPlace:
         """Nothing is held in this process."""
 
 
-def has_host_calls(root: Path) -> bool:
-    """Whether there are folders of calls, of dead servers or of living ones."""
-    return root.is_dir() and any(state_folder.folders_in(root, CALL_ID))
+@frozen
+class Swept:
+    """What a sweep did.
 
-
-def sweep_host_calls(root: Path) -> list[str]:
-    """End and remove what calls of a killed server left in a folder.
-
-    Returns:
-        The ids of the calls.
+    Attributes:
+        ended: Ids of the calls whose processes were ended and whose folders are gone.
+        left: Ids of those whose folder is held by a living process, or could not be removed.
     """
-    if not root.is_dir():
-        return []
-    swept = []
-    for folder in state_folder.folders_in(root, CALL_ID):
-        lock_fd = state_folder.take_dead(folder)
-        if lock_fd is None:
-            continue
-        try:
-            end_marked(folder.name)
-            state_folder.remove(folder)
-        finally:
+
+    ended: tuple[str, ...]
+    left: tuple[str, ...]
+
+
+def sweep_host_calls(root: Path) -> Swept:
+    """End and remove what calls of a killed server left in a folder."""
+    ended: list[str] = []
+    left: list[str] = []
+    for folder in state_folder.folders_in(root, CALL_ID) if root.is_dir() else ():
+        (ended if _is_swept(folder) else left).append(folder.name)
+    return Swept(tuple(ended), tuple(left))
+
+
+def _is_swept(folder: Path) -> bool:
+    lock_fd = state_folder.take_dead(folder)
+    if lock_fd is None and (folder / "lock").exists():
+        return False
+    # One without a lock was half removed by a server that was killed meanwhile.
+    try:
+        end_strays(folder)
+        state_folder.remove(folder)
+    finally:
+        if lock_fd is not None:
             os.close(lock_fd)
-        swept.append(folder.name)
-    return swept
+    return not folder.exists()

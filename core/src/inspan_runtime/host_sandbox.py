@@ -24,7 +24,7 @@ from inspan_runtime.providers import state_folder
 from inspan_runtime.providers.environment import command_environment
 from inspan_runtime.providers.exec_agent.commands import Tail
 from inspan_runtime.providers.interpreter import own_interpreter
-from inspan_runtime.providers.local import MARKER, end_marked
+from inspan_runtime.providers.strays import MARKER, end_strays
 
 CHUNK_BYTES = 256 * 1024
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
@@ -130,7 +130,7 @@ class HostSandbox:
 
     async def stop(self) -> None:
         """End what came from here and remove the folder."""
-        await anyio.to_thread.run_sync(end_marked, self.sandbox_id)
+        await anyio.to_thread.run_sync(end_strays, self.folder)
         await anyio.to_thread.run_sync(state_folder.remove, self.folder)
         if self.folder.exists():
             raise SandboxError(f"the folder {self.folder} could not be removed")

@@ -189,8 +189,8 @@ class BubblewrapProvider:
             "size": size,
         }
 
-    def _end_stray(self, sandbox_id: str) -> None:
-        remove_recorded(str(self._kept.runtime_dir / NAME / sandbox_id))
+    def _end_stray(self, folder: Path) -> None:
+        remove_recorded(str(self._kept.runtime_dir / NAME / folder.name))
 
     async def connect(self, descriptor: Descriptor, *, timeout_s: float = 30.0) -> Sandbox:
         """See `inspan_core.sandbox.SandboxProvider.connect`."""

@@ -29,7 +29,7 @@ ANSWER_LIMIT_S = 10.0
 __all__ = ["KeeperRefused", "KeptSandboxes", "Plan"]
 
 
-def _ignore(_sandbox_id: str) -> None:
+def _ignore(_folder: Path) -> None:
     return None
 
 
@@ -41,13 +41,13 @@ class KeptSandboxes:
         kind: The provider's name.
         runtime_dir: Where the state folders are.
         interpreter: What runs the keepers.
-        end_strays: Called with the id of a sandbox whose keeper was killed, before its folder is removed.
+        end_strays: Called with the folder of a sandbox whose keeper was killed, before it is removed.
     """
 
     kind: str
     runtime_dir: Path
     interpreter: Interpreter
-    end_strays: Callable[[str], None] = field(default=_ignore)
+    end_strays: Callable[[Path], None] = field(default=_ignore)
 
     def folder(self) -> Path:
         """Return the folder of this kind, made if needed."""
@@ -117,7 +117,7 @@ class KeptSandboxes:
         fd = state_folder.take_dead(state)
         if fd is not None:
             try:
-                self.end_strays(state.name)
+                self.end_strays(state)
                 state_folder.remove(state)
             finally:
                 os.close(fd)

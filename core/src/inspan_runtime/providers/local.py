@@ -10,7 +10,6 @@ host's own folder; it is made if it does not exist, and it stays.
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,9 +24,9 @@ from inspan_runtime.providers.interpreter import own_interpreter
 from inspan_runtime.providers.kept_sandboxes import KeptSandboxes, Plan
 from inspan_runtime.providers.reach import loopback_addresses
 from inspan_runtime.providers.spec_checks import check_options, check_spec, refuse_limits
+from inspan_runtime.providers.strays import MARKER, end_strays
 
 NAME = "local"
-MARKER = "INSPAN_SANDBOX"
 OPTIONS: Mapping[str, type | tuple[type, ...]] = {"runtime_dir": str, "ignore_limits": bool}
 
 
@@ -49,7 +48,7 @@ class LocalProvider:
         self._accepts_no_limits: bool = options.get("ignore_limits", False)
         runtime_dir = Path(options.get("runtime_dir") or state_folder.default_runtime_dir())
         self._interpreter = own_interpreter()
-        self._kept = KeptSandboxes(NAME, runtime_dir.absolute(), self._interpreter, end_marked)
+        self._kept = KeptSandboxes(NAME, runtime_dir.absolute(), self._interpreter, end_strays)
 
     async def create(self, spec: SandboxSpec, *, key: str, timeout_s: float = 60.0) -> Sandbox:
         """See `inspan_core.sandbox.SandboxProvider.create`."""
@@ -114,19 +113,3 @@ class LocalProvider:
 
     async def aclose(self) -> None:
         """See `inspan_core.sandbox.SandboxProvider.aclose`: nothing is held."""
-
-
-def end_marked(sandbox_id: str) -> None:
-    """Kill the processes whose environment says that they are of a sandbox whose keeper was killed."""
-    marker = f"{MARKER}={sandbox_id}".encode()
-    found = True
-    while found:
-        found = False
-        for name in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                with open(f"/proc/{name}/environ", "rb") as file:
-                    if marker in file.read().split(b"\0"):
-                        os.kill(int(name), signal.SIGKILL)
-                        found = True
-            except OSError:  # It ended, or is another user's.
-                continue

@@ -25,7 +25,8 @@ from inspan_runtime.contexts import ArtifactContext, RunContext, SessionContext
 from inspan_runtime.install import SandboxInstaller
 from inspan_runtime.install_build import package_client_env
 from inspan_runtime.install_cache import RuntimeCache, default_cache_dir
-from inspan_runtime.providers.local import MARKER, LocalProvider
+from inspan_runtime.providers.local import LocalProvider
+from inspan_runtime.providers.strays import MARKER
 from inspan_runtime.sandbox_session import SandboxSession
 from inspan_runtime.testing.scripted_model import Reply, ScriptedModel, scripted_model
 from inspan_runtime.testing.who_calls import pids

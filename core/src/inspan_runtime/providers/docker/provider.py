@@ -298,21 +298,21 @@ class DockerProvider:
     async def aclose(self) -> None:
         """See `inspan_core.sandbox.SandboxProvider.aclose`: nothing is held."""
 
-    def _end_stray(self, sandbox_id: str) -> None:
+    def _end_stray(self, folder: Path) -> None:
         """Remove the container of a keeper that was killed."""
         engine = self._engine()
         try:
             run = subprocess.run(
-                engine.argv(*remove_arguments(engine, sandbox_id)),
+                engine.argv(*remove_arguments(engine, folder.name)),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=INSPECT_LIMIT_S,
                 env=dict(engine.env),
             )
         except subprocess.TimeoutExpired as error:
-            raise SandboxTransportError(f"{sandbox_id}: the engine did not remove it in time") from error
+            raise SandboxTransportError(f"{folder.name}: the engine did not remove it in time") from error
         if run.returncode != 0:
-            meant = explained(run.stderr.decode("utf-8", "replace"), what=sandbox_id)
+            meant = explained(run.stderr.decode("utf-8", "replace"), what=folder.name)
             if not isinstance(meant, SandboxGone):
                 raise meant
 
