@@ -176,10 +176,16 @@ class Model:
 
 
 @pytest.fixture
-def model():
+def script():
+    """What the model says: a test file may have its own."""
+    return SCRIPT
+
+
+@pytest.fixture
+def model(script):
     capture = Capture()
     with anyio.from_thread.start_blocking_portal() as portal:
-        gateway = create_gateway(parse_script(SCRIPT), capture)
+        gateway = create_gateway(parse_script(script), capture)
         with portal.wrap_async_context_manager(served(gateway, graceful_timeout_s=1)) as url:
             yield Model(url, capture)
 
