@@ -37,6 +37,18 @@ class StoredSession:
     secrets: Mapping[str, bytes] = field(factory=dict, repr=False)
 
 
+class Ticket(Protocol):
+    """A record that is written, and not durable yet."""
+
+    async def durable(self) -> None:
+        """Wait until it is. Cancelled: it may become durable or not.
+
+        Raises:
+            JournalError: It is not, and never will be: as if `Journal.append` had raised.
+        """
+        ...
+
+
 class Journal(Protocol):
     """Keeps sessions durably. Each call has taken effect when it returns, and none when it raises.
 
@@ -44,8 +56,13 @@ class Journal(Protocol):
         JournalError: By any call: a full disk, a broken file. A later one may succeed.
     """
 
-    def append(self, name: str, event: Event) -> None:
-        """Add an event to a session, which it makes if it is the first."""
+    def append(self, name: str, event: Event) -> Ticket | None:
+        """Add an event to a session, which it makes if it is the first.
+
+        Returns:
+            None: it is durable. Else what follows from the event waits for the ticket, and the session's next
+            event too.
+        """
         ...
 
     def keep(self, name: str, content: str, value: bytes | None, *, secret: bool = False) -> None:
