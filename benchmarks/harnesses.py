@@ -27,21 +27,16 @@ from attrs import define, field
 
 from inspan_core.errors import HarnessError
 from inspan_core.plugins import load_plugins
-from inspan_core.sandbox import Sandbox, SandboxSpec
+from inspan_core.sandbox import Sandbox
 from inspan_runtime.install_build import package_client_env
 from inspan_runtime.install_cache import RuntimeCache, default_cache_dir
-from inspan_runtime.install_shared import create_with_runtimes
-from inspan_runtime.providers.bubblewrap import BubblewrapProvider
-from inspan_runtime.testing.harness_case import Episode, HarnessCase
-from inspan_runtime.testing.scripted_model import Reply, ScriptedModel, scripted_model
+from inspan_runtime.testing.harness_case import HarnessCase
+from inspan_runtime.testing.harness_episode import Episode
+from inspan_runtime.testing.scripted_model import Reply
 
 ASKED_LIMIT_S = 120.0
 CLOSE_TIMEOUT_S = 60.0
-TTL_S = 900.0
 COUNT = "ls /proc | grep -c '^[0-9]'"
-
-
-Begun = tuple[Sandbox, Episode, ScriptedModel, float]
 
 
 @define
@@ -65,32 +60,19 @@ def plugin_of(name: str) -> object:
 
 
 @asynccontextmanager
-async def begun(
-    name: str, cache: RuntimeCache
-) -> AsyncIterator[tuple[Sandbox, Episode, ScriptedModel, float]]:
-    """A seeded session of the harness, its model silent; and how long the seed took."""
-    with (
-        tempfile.TemporaryDirectory(prefix="inspan-bench-") as folder,
-        scripted_model(Reply(is_silent=True)) as model,
-    ):
-        own = Path(folder)
-        provider = BubblewrapProvider({"runtime_dir": str(own / "run")})
-        spec = SandboxSpec(workdir=str(own / "work"), ttl_s=TTL_S, reach=(model.url,))
-        sandbox = await create_with_runtimes(provider, spec, cache.shared, key="bench", timeout_s=60.0)
-        try:
-            case = HarnessCase(plugin=plugin_of(name), folder=own, cache=cache)
-            started = time.monotonic()
-            episode = await Episode.begin(case, sandbox, own, model)
-            yield sandbox, episode, model, (time.monotonic() - started) * 1000
-        finally:
-            with anyio.CancelScope(shield=True):
-                await sandbox.stop()
+async def begun(name: str, cache: RuntimeCache) -> AsyncIterator[Episode]:
+    """A seeded session of the harness, its model silent."""
+    with tempfile.TemporaryDirectory(prefix="inspan-bench-") as folder:
+        case = HarnessCase(plugin=plugin_of(name), folder=Path(folder), sandbox="bubblewrap", cache=cache)
+        async with case.episode(Reply(is_silent=True)) as episode:
+            yield episode
 
 
 async def measure(name: str, cache: RuntimeCache, figures: Figures) -> None:
     """One session: seed, check, run to the first call, close."""
-    async with begun(name, cache) as (sandbox, episode, model, seed_ms):
-        figures.seed.append(seed_ms)
+    async with begun(name, cache) as episode:
+        sandbox, asked = episode.sandbox, episode.model.asked
+        figures.seed.append(episode.install_s * 1000)
         figures.health.append(episode.common["installer"].checking_s * 1000)
         before = int((await sandbox.exec(["sh", "-c", COUNT], timeout_s=30)).stdout)
 
@@ -106,7 +88,7 @@ async def measure(name: str, cache: RuntimeCache, figures: Figures) -> None:
         async with anyio.create_task_group() as tasks:
             started = time.monotonic()
             tasks.start_soon(execute)
-            if not await anyio.to_thread.run_sync(model.asked.wait, ASKED_LIMIT_S):
+            if not await anyio.to_thread.run_sync(asked.wait, ASKED_LIMIT_S):
                 raise TimeoutError(f"{name} did not call the model")
             figures.first_call.append((time.monotonic() - started) * 1000)
             after = int((await sandbox.exec(["sh", "-c", COUNT], timeout_s=30)).stdout)
@@ -132,16 +114,16 @@ async def unpack_ms(name: str, cache: RuntimeCache) -> float:
         for path in (cache.root / "archives").glob(f"{name}-*"):
             os.link(path, archives / path.name) if path.suffix == ".tar" else shutil.copy2(path, archives)
         fresh = RuntimeCache(Path(folder), client_env=package_client_env(os.environ))
-        async with begun(name, fresh) as (_, _, _, seed_ms):
-            return seed_ms
+        async with begun(name, fresh) as episode:
+            return episode.install_s * 1000
 
 
 async def cold_ms(name: str) -> float:
     """A seed with nothing there: download, verification, archive, unpacking, check."""
     with tempfile.TemporaryDirectory(prefix="inspan-bench-cache-") as folder:
         empty = RuntimeCache(Path(folder), client_env=package_client_env(os.environ))
-        async with begun(name, empty) as (_, _, _, seed_ms):
-            return seed_ms
+        async with begun(name, empty) as episode:
+            return episode.install_s * 1000
 
 
 def median(values: list[float]) -> str:

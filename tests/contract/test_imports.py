@@ -46,6 +46,7 @@ IN_SANDBOX = {
     "core/src/inspan_core/shim.py": ("inspan_core.tool_bridge",),
     "core/src/inspan_core/tool_bridge.py": (),
     "core/src/inspan_runtime/grant_probe.py": (),
+    "core/src/inspan_runtime/testing/look_inside.py": (),
     "plugins/pi/src/inspan_pi/sandbox_runner.py": ("inspan_core",),
     "plugins/codex/src/inspan_codex/sandbox_runner.py": ("inspan_core",),
     "plugins/hermes/src/inspan_hermes/sandbox_runner.py": ("inspan_core", "inspan_hermes"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 import inspan_echo
@@ -17,20 +19,43 @@ def anyio_backend():
 
 
 @pytest.fixture(scope="module")
-def case(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("checks")
-    return HarnessCase(
-        plugin=inspan_echo,
-        folder=folder,
-        shell_call=json_call("bash", "command"),
-        cache=RuntimeCache(folder / "cache", client_env={}),
-        deadline_s=2.0,
-    )
+def cases(tmp_path_factory):
+    @cache
+    def case_in(sandbox):
+        folder = tmp_path_factory.mktemp(sandbox)
+        return HarnessCase(
+            plugin=inspan_echo,
+            folder=folder,
+            sandbox=sandbox,
+            shell_call=json_call("bash", "command"),
+            cache=RuntimeCache(folder / "cache", client_env={}),
+            deadline_s=2.0,
+        )
+
+    return case_in
 
 
-@pytest.mark.parametrize("check", HARNESS_CHECKS, ids=lambda check: check.__name__)
-async def test_echo_keeps_the_rule(case, check):
-    await check(case)
+QUICK = {"the_caller_is_supervised", "the_task_is_left_alone", "a_deadline_ends_its_tools"}
+"""Of those in an isolated sandbox: who is who, what lies where, who lives."""
+
+
+def cells():
+    for check in HARNESS_CHECKS:
+        yield pytest.param(check, "local", id=check.__name__)
+        marks = [pytest.mark.sandbox, *([] if check.__name__ in QUICK else [pytest.mark.full])]
+        yield pytest.param(check, "bubblewrap", id=f"bubblewrap-{check.__name__}", marks=marks)
+
+
+@pytest.mark.parametrize(("check", "sandbox"), [*cells()])
+async def test_echo_keeps_the_rule(cases, check, sandbox):
+    await check(cases(sandbox))
+
+
+@pytest.mark.sandbox
+async def test_the_sandbox_is_of_the_kind_that_was_asked_for(cases):
+    for kind, isolation in (("local", "none"), ("bubblewrap", "namespaces")):
+        async with cases(kind).episode() as episode:
+            assert episode.sandbox.descriptor["isolation"] == isolation
 
 
 def test_every_check_says_its_rule():

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache
+from importlib import import_module
+from itertools import product
+
 import pytest
 
 from inspan_core.plugins import load_plugins
@@ -15,24 +19,22 @@ SHELLS = {
     "hermes": json_call("terminal", "command"),
 }
 OPTIONS = {"pi": {"max_retries": 0}, "codex": {}, "hermes": {}}
-# One of each kind in the quick run: parsing, a whole run, a stop, what is kept private.
+SANDBOXES = {"local": (), "bubblewrap": (pytest.mark.sandbox,)}
 QUICK = {
-    ("codex", "cut_artifacts_are_never_completed"),
-    ("codex", "answers_come_from_model_calls"),
-    ("codex", "a_stop_ends_it"),
-    ("codex", "collecting_is_repeatable_and_bounded"),
-    ("pi", "the_caller_is_supervised"),
+    ("codex", "local", "cut_artifacts_are_never_completed"),
+    ("codex", "local", "answers_come_from_model_calls"),
+    ("codex", "local", "a_stop_ends_it"),
+    ("codex", "bubblewrap", "collecting_is_repeatable_and_bounded"),
+    ("pi", "bubblewrap", "the_caller_is_supervised"),
 }
-CELLS = [
-    pytest.param(
-        name,
-        check,
-        id=f"{name}-{check.__name__}",
-        marks=() if (name, check.__name__) in QUICK else pytest.mark.full,
-    )
-    for name in SHELLS
-    for check in HARNESS_CHECKS
-]
+"""One of each kind: parsing, a whole run, a stop, what is kept private."""
+
+
+def cells():
+    for name, (sandbox, needs), check in product(SHELLS, SANDBOXES.items(), HARNESS_CHECKS):
+        cell = (name, sandbox, check.__name__)
+        marks = needs if cell in QUICK else (*needs, pytest.mark.full)
+        yield pytest.param(name, sandbox, check, id="-".join(cell), marks=marks)
 
 
 @pytest.fixture(scope="module")
@@ -42,24 +44,21 @@ def anyio_backend():
 
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory):
-    made = {}
-
-    def case_of(name):
-        if name not in made:
-            module = __import__(f"inspan_{name}")
-            assert name in load_plugins().harness_names()
-            made[name] = HarnessCase(
-                plugin=module,
-                folder=tmp_path_factory.mktemp(name),
-                options=OPTIONS[name],
-                shell_call=SHELLS[name],
-                deadline_s=12.0 if name == "hermes" else 6.0,
-            )
-        return made[name]
+    @cache
+    def case_of(name, sandbox):
+        assert name in load_plugins().harness_names()
+        return HarnessCase(
+            plugin=import_module(f"inspan_{name}"),
+            folder=tmp_path_factory.mktemp(name),
+            sandbox=sandbox,
+            options=OPTIONS[name],
+            shell_call=SHELLS[name],
+            deadline_s=12.0 if name == "hermes" else 6.0,
+        )
 
     return case_of
 
 
-@pytest.mark.parametrize(("name", "check"), CELLS)
-async def test_the_program_keeps_the_rule(cases, name, check):
-    await check(cases(name))
+@pytest.mark.parametrize(("name", "sandbox", "check"), [*cells()])
+async def test_the_program_keeps_the_rule(cases, name, sandbox, check):
+    await check(cases(name, sandbox))

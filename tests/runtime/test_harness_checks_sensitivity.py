@@ -15,8 +15,8 @@ from inspan_core.harness import SandboxCommand
 from inspan_core.hookspecs import hookimpl
 from inspan_core.relay import HARNESS_HOOKS
 from inspan_runtime.install_cache import RuntimeCache
-from inspan_runtime.testing.harness_case import ANSWER, CheckFailed
-from inspan_runtime.testing.harness_checks import HARNESS_CHECKS, HarnessCase, json_call
+from inspan_runtime.testing.harness_case import ANSWER
+from inspan_runtime.testing.harness_checks import HARNESS_CHECKS, CheckFailed, HarnessCase, json_call
 
 pytestmark = pytest.mark.anyio
 
@@ -254,20 +254,34 @@ SAYS = {
 }
 """What each complaint holds: a plugin that fails for another reason proves nothing."""
 
-CELLS = [
-    pytest.param(
-        check, plugin, says, id=f"{check.__name__}-{number}", marks=pytest.mark.full if number else ()
-    )
-    for check in HARNESS_CHECKS
-    for number, (plugin, says) in enumerate(zip(BROKEN[check.__name__], SAYS[check.__name__], strict=True))
-]
+ALSO_ISOLATED = {
+    "the_caller_is_supervised",
+    "prompt_and_key_stay_out_of_sight",
+    "the_task_is_left_alone",
+    "collecting_is_repeatable_and_bounded",
+    "tools_keep_the_tasks_home",
+}
+"""Checks that look into the sandbox see no less where it has processes and files of its own."""
+
+ISOLATED = [pytest.mark.sandbox, pytest.mark.full]
 
 
-@pytest.mark.parametrize(("check", "plugin", "says"), CELLS)
-async def test_the_check_sees_a_broken_plugin(tmp_path, check, plugin, says):
+def cells():
+    for check in HARNESS_CHECKS:
+        broken_ones = zip(BROKEN[check.__name__], SAYS[check.__name__], strict=True)
+        for number, (plugin, says) in enumerate(broken_ones):
+            cell, name = (check, plugin, says), f"{check.__name__}-{number}"
+            yield pytest.param(*cell, "local", id=name, marks=pytest.mark.full if number else ())
+            if check.__name__ in ALSO_ISOLATED:
+                yield pytest.param(*cell, "bubblewrap", id=f"bubblewrap-{name}", marks=ISOLATED)
+
+
+@pytest.mark.parametrize(("check", "plugin", "says", "sandbox"), [*cells()])
+async def test_the_check_sees_a_broken_plugin(tmp_path, check, plugin, says, sandbox):
     case = HarnessCase(
         plugin=plugin,
         folder=tmp_path,
+        sandbox=sandbox,
         shell_call=json_call("bash", "command"),
         cache=RuntimeCache(tmp_path / "cache", client_env={}),
         deadline_s=1.0,

@@ -1,4 +1,4 @@
-"""A plugin under check: its hooks driven in a sandbox of this host, against a scripted model."""
+"""A plugin under check: what the checks must be told of it, and the sandboxes in which it runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import secrets
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,41 +15,25 @@ import anyio
 import anyio.to_thread
 from attrs import define, field
 
-from inspan_core.errors import HarnessError
-from inspan_core.harness import Artifacts, ParsedActivation, ParseInput, SandboxCommand
 from inspan_core.plugins import load_plugins
-from inspan_core.receipts import CleanupReceipt
 from inspan_core.relay import Harness
-from inspan_core.sandbox import Sandbox, SandboxSpec
-from inspan_runtime.contexts import ArtifactContext, RunContext, SessionContext
-from inspan_runtime.install import SandboxInstaller
+from inspan_core.sandbox import SandboxProvider, SandboxSpec
 from inspan_runtime.install_build import package_client_env
 from inspan_runtime.install_cache import RuntimeCache, default_cache_dir
-from inspan_runtime.providers.local import LocalProvider
-from inspan_runtime.providers.strays import MARKER
-from inspan_runtime.sandbox_session import SandboxSession
-from inspan_runtime.testing.scripted_model import Reply, ScriptedModel, scripted_model
-from inspan_runtime.testing.who_calls import pids
+from inspan_runtime.install_shared import create_with_runtimes
+from inspan_runtime.providers import builtin
+from inspan_runtime.testing.harness_episode import Episode, Run, expect
+from inspan_runtime.testing.scripted_model import Reply, scripted_model
+from inspan_runtime.testing.sight import MARK
 
-MODEL_NAME = "policy"
-PROMPT = "Say what the check expects."
 ANSWER = "What the check expects."
-CLOSE_TIMEOUT_S = 30.0
-ASKED_TIMEOUT_S = 60.0
 SANDBOX_TTL_S = 600.0
+CREATE_TIMEOUT_S = 120.0
+KEPT_KINDS = ("local", "bubblewrap")
+"""Kinds of sandboxes whose state a check keeps in its own folder."""
 
 ShellCall = Callable[[str], tuple[str, str]]
 """A shell command to the name of the harness's shell tool and the arguments that a model gives it."""
-
-
-class CheckFailed(AssertionError):
-    """The plugin breaks a rule; the message says which and how."""
-
-
-def expect(claim: bool, sentence: str) -> None:
-    """Raise `CheckFailed` with a sentence unless a claim is true."""
-    if not claim:
-        raise CheckFailed(sentence)
 
 
 def json_call(tool: str, argument: str) -> ShellCall:
@@ -58,36 +42,15 @@ def json_call(tool: str, argument: str) -> ShellCall:
 
 
 @define(kw_only=True)
-class Run:
-    """One activation that has ended.
-
-    Attributes:
-        command: What staging returned, or None when it was not staged.
-        receipt: The termination receipt, or None when nothing was proven.
-        artifacts: What was collected.
-        parsed: What the parser made of it.
-        model: The model that was called, still serving.
-        supervisor_pid: The supervisor's process id, or None.
-        left: Processes of the sandbox that were not there before the run.
-    """
-
-    command: SandboxCommand | None
-    receipt: CleanupReceipt | None
-    artifacts: Artifacts
-    parse_input: ParseInput
-    parsed: ParsedActivation
-    model: ScriptedModel
-    supervisor_pid: int | None
-    left: frozenset[int]
-
-
-@define(kw_only=True)
 class HarnessCase:
     """What the checks must be told of a plugin.
 
     Attributes:
         plugin: The plugin's module, or an object with its hooks.
-        folder: An empty folder of this host, for sandboxes, workdirs and session folders.
+        folder: An empty folder of this host, for sandboxes' state, and without isolation for workdirs.
+        sandbox: The kind of sandboxes: ``local`` (no isolation), ``bubblewrap``, ``docker``, or another.
+        image: Of which image they are, for kinds that have images.
+        provider_options: Of their provider.
         options: The harness's options, over its defaults.
         shell_call: How a model calls the harness's shell; None: it has none, and checks of tools pass.
         cache: Where its runtime comes from; the user's own cache by default.
@@ -97,6 +60,9 @@ class HarnessCase:
 
     plugin: object
     folder: Path
+    sandbox: str = "local"
+    image: str | None = None
+    provider_options: Mapping[str, Any] = field(factory=dict)
     options: Mapping[str, Any] = field(factory=dict)
     shell_call: ShellCall | None = None
     cache: RuntimeCache = field(
@@ -130,192 +96,41 @@ class HarnessCase:
         """A sandbox with the plugin's runtime, and a model; both end at the end."""
         own = self.folder / secrets.token_hex(4)
         own.mkdir(parents=True)
-        provider = LocalProvider({"runtime_dir": str(own / "run")})
-        spec = SandboxSpec(workdir=str(own / "work"), ttl_s=SANDBOX_TTL_S)
-        sandbox = await provider.create(spec, key="check")
+        provider = self._provider(own)
+        is_isolated = "isolation" in getattr(provider, "capabilities", ())
+        mark = secrets.token_hex(8)
+        spec = SandboxSpec(
+            workdir="/workspace" if is_isolated else str(own / "work"),
+            image=self.image,
+            env={MARK: mark},
+            ttl_s=SANDBOX_TTL_S,
+        )
+        sandbox = await create_with_runtimes(
+            provider, spec, self.cache.shared, key=f"check-{mark}", timeout_s=CREATE_TIMEOUT_S
+        )
         try:
             with scripted_model(*replies) as model:
-                yield await Episode.begin(self, sandbox, own, model)
+                yield await Episode.begin(
+                    self.harness,
+                    sandbox,
+                    model,
+                    cache=self.cache,
+                    options=self.options,
+                    lease_s=SANDBOX_TTL_S,
+                    mark=None if is_isolated else f"{MARK}={mark}",
+                )
         finally:
             with anyio.CancelScope(shield=True):
                 await sandbox.stop()
                 await provider.aclose()
+                await anyio.to_thread.run_sync(self.cache.shared.let_go, sandbox.sandbox_id)
                 shutil.rmtree(own, ignore_errors=True)
 
-
-@define(kw_only=True)
-class Episode:
-    """One session of the plugin.
-
-    Attributes:
-        key: The model's key, which nobody but the harness may see.
-        prompt: The input, with a word that is found nowhere else.
-        workdir: The task's folder, on this host.
-        home: The task's HOME, on this host.
-        session_dir: The session's folder, on this host.
-        staged: What staging returned.
-    """
-
-    case: HarnessCase
-    harness: Harness
-    model: ScriptedModel
-    sandbox: Sandbox
-    session: SandboxSession[Artifacts]
-    workdir: str
-    home: Path
-    session_dir: str
-    key: str
-    prompt: str
-    common: Mapping[str, Any] = field(repr=False)
-    runtime: Mapping[str, Any]
-    staged: SandboxCommand | None = None
-    _supervisor_pid: int | None = None
-
-    @classmethod
-    async def begin(cls, case: HarnessCase, sandbox: Sandbox, own: Path, model: ScriptedModel) -> Episode:
-        """Let the plugin install its runtime."""
-        harness = case.harness
-        workdir, session_dir = str(own / "work"), str(own / "session" / "s")
-        common: dict[str, Any] = {
-            "sandbox": sandbox,
-            "session_dir": session_dir,
-            "workdir": workdir,
-            "installer": SandboxInstaller(sandbox, case.cache, workdir=workdir),
-            "options": {**harness.spec.options, **case.options},
-            "tool_accesses": (),
-        }
-        home = await sandbox.exec(["sh", "-c", 'printf %s "$HOME"'], timeout_s=30.0)
-        return cls(
-            case=case,
-            harness=harness,
-            model=model,
-            sandbox=sandbox,
-            session=SandboxSession(
-                sandbox=sandbox,
-                session_dir=session_dir,
-                workdir=workdir,
-                owns_sandbox=False,
-                harness=harness.spec.name,
-            ),
-            workdir=workdir,
-            home=Path(os.fsdecode(home.stdout)),
-            session_dir=session_dir,
-            key=f"sk-{secrets.token_hex(12)}",
-            prompt=f"{PROMPT} Its word is {secrets.token_hex(12)}.",
-            common=common,
-            runtime=await harness.install(SessionContext(**common)),
-        )
-
-    async def run(self, *, timeout_s: float = 120.0, stop_after: Callable[[], None] | None = None) -> Run:
-        """Stage, launch, prove the end, collect and parse.
-
-        Args:
-            timeout_s: The run's deadline.
-            stop_after: Called once the model was called; then the session is closed.
-        """
-        before = self._processes()
-        if stop_after is None:
-            await self._execute(timeout_s)
-        else:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._execute_until_closed, timeout_s)
-                finding = await self._finding(stop_after)
-                await self.session.close(timeout=CLOSE_TIMEOUT_S)
-            if finding is not None:
-                raise finding
-        receipt = self.session.receipt
-        given = ParseInput(
-            artifacts=self.session.artifacts or Artifacts(),
-            request=self.request,
-            return_code=None if receipt is None else receipt.return_code,
-            timed_out=receipt is not None and receipt.timed_out,
-            interrupted=stop_after is not None,
-            model_name=MODEL_NAME,
-            sandbox_id=self.sandbox.sandbox_id,
-            options=self.common["options"],
-        )
-        return Run(
-            command=self.staged,
-            receipt=receipt,
-            artifacts=given.artifacts,
-            parse_input=given,
-            parsed=self.harness.parse(given),
-            model=self.model,
-            supervisor_pid=self._supervisor_pid,
-            left=frozenset(self._processes() - before),
-        )
-
-    @property
-    def request(self) -> dict[str, Any]:
-        """The activation's request."""
-        return {"input": [{"role": "user", "content": self.prompt}]}
-
-    async def _finding(self, look: Callable[[], None]) -> CheckFailed | None:
-        """What is wrong while the harness waits for the model."""
-        try:
-            await self._until_asked()
-            look()
-        except CheckFailed as finding:
-            return finding
-        return None
-
-    async def _until_asked(self) -> None:
-        """Wait until the model was called."""
-        asked = self.model.asked
-        is_asked = await anyio.to_thread.run_sync(asked.wait, ASKED_TIMEOUT_S, abandon_on_cancel=True)
-        expect(is_asked, f"the model was not called within {ASKED_TIMEOUT_S:.0f} s")
-
-    async def _execute(self, timeout_s: float) -> None:
-        await self.session.execute(
-            stage_activation=self.stage,
-            collect=self.collect,
-            timeout=timeout_s,
-            close_timeout=CLOSE_TIMEOUT_S,
-        )
-
-    async def _execute_until_closed(self, timeout_s: float) -> None:
-        with suppress(HarnessError):  # It says that the session was closed.
-            await self._execute(timeout_s)
-
-    async def stage(self) -> SandboxCommand:
-        """Let the plugin stage the activation."""
-        context = RunContext(
-            **self.common,
-            request=self.request,
-            runtime=self.runtime,
-            model_base_url=self.model.base_url,
-            model_name=MODEL_NAME,
-            model_key=self.key,
-            run_timeout_s=120.0,
-        )
-        self.staged = await self.harness.stage(context)
-        return self.staged
-
-    async def collect(self) -> Artifacts:
-        """Let the plugin copy its artifacts."""
-        context = ArtifactContext(**self.common)
-        await self.harness.collect(context)
-        self._supervisor_pid = _number(Path(self.session_dir, "supervisor.pid"))
-        return context.artifacts
-
-    def _processes(self) -> set[int]:
-        """Processes that come from the sandbox, by the word in their environment."""
-        word = f"{MARKER}={self.sandbox.sandbox_id}".encode()
-        return {pid for pid in pids() if word in _environment(pid)}
-
-
-def _environment(pid: int) -> Sequence[bytes]:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return ()
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None
+    def _provider(self, own: Path) -> SandboxProvider:
+        options = dict(self.provider_options)
+        if self.sandbox in KEPT_KINDS:
+            options.setdefault("runtime_dir", str(own / "run"))
+        return load_plugins([builtin]).provider_factory(self.sandbox)(options)
 
 
 Check = Callable[[HarnessCase], Awaitable[None]]

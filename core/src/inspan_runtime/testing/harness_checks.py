@@ -17,7 +17,8 @@ supervisor and a scripted model, and need Linux::
 
 from __future__ import annotations
 
-from inspan_runtime.testing.harness_case import Check, CheckFailed, HarnessCase, ShellCall, json_call
+from inspan_runtime.testing.harness_case import Check, HarnessCase, ShellCall, json_call
+from inspan_runtime.testing.harness_episode import CheckFailed
 from inspan_runtime.testing.harness_parse_checks import PARSE_CHECKS
 from inspan_runtime.testing.harness_run_checks import RUN_CHECKS
 

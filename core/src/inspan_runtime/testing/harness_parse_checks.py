@@ -13,7 +13,8 @@ from inspan_core.codec import encode_observations
 from inspan_core.findings import Outcome
 from inspan_core.harness import ArtifactProblem, Artifacts, ParsedActivation, ParseInput
 from inspan_core.wire import ResponsesRequest
-from inspan_runtime.testing.harness_case import Check, CheckFailed, HarnessCase, expect
+from inspan_runtime.testing.harness_case import Check, HarnessCase
+from inspan_runtime.testing.harness_episode import CheckFailed, expect
 
 GRANTS_LEVEL = 3
 GARBAGE: Mapping[str, bytes] = {

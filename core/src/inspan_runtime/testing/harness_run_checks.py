@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
-import stat
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import anyio
+import anyio.lowlevel
 
 from inspan_core.findings import Outcome
 from inspan_core.observations import AgentInvocation
 from inspan_runtime.contexts import ARTIFACT_TOTAL_LIMIT_BYTES
-from inspan_runtime.testing.harness_case import (
-    ANSWER,
-    Check,
-    CheckFailed,
-    Episode,
-    HarnessCase,
-    Run,
-    expect,
-)
+from inspan_runtime.testing.harness_case import ANSWER, Check, HarnessCase
+from inspan_runtime.testing.harness_episode import CheckFailed, Run, expect
 from inspan_runtime.testing.scripted_model import ROLLOUT_PATH, Reply
-from inspan_runtime.testing.who_calls import command_lines_with
 
 SILENT = Reply(is_silent=True)
-HUGE_BYTES = 1024**4
+SPOILT: Mapping[Literal["huge", "link", "fifo"], str] = {
+    "huge": "sparse files of a terabyte",
+    "link": "links out of the session's folder",
+    "fifo": "pipes that nobody writes to",
+}
 COLLECT_TIMEOUT_S = 60.0
 MALFORMED = '{"path": "a'
 
@@ -84,13 +79,13 @@ async def the_caller_is_supervised(case: HarnessCase) -> None:
     run = await case.whole_run()
     expect(run.supervisor_pid is not None, "there is no supervisor.pid: was the run supervised?")
     for call in run.model.calls:
-        caller = call.caller
-        expect(caller is not None, "which process called the model cannot be told: its connection had closed")
-        if caller is not None and caller.leader_parent != run.supervisor_pid:
-            raise CheckFailed(
-                f"process {caller.pid} called the model from the group {caller.group}, whose leader is not "
-                f"the supervisor's child: the harness has left the group that stop and deadline end"
-            )
+        expect(bool(call.callers), "who called the model cannot be told: its connection had closed")
+        for caller in call.callers:
+            if caller.leader_parent != run.supervisor_pid:
+                raise CheckFailed(
+                    f"process {caller.pid} called the model from the group {caller.group}, whose leader is "
+                    f"not the supervisor's child: the harness has left the group that stop and deadline end"
+                )
 
 
 async def prompt_and_key_stay_out_of_sight(case: HarnessCase) -> None:
@@ -98,13 +93,11 @@ async def prompt_and_key_stay_out_of_sight(case: HarnessCase) -> None:
     async with case.episode(SILENT) as episode:
         secrets = {"prompt": episode.prompt.rpartition(" ")[2].rstrip("."), "key": episode.key}
 
-        def look() -> None:
+        async def look() -> None:
             for what, secret in secrets.items():
-                shown = command_lines_with(secret)
-                expect(not shown, f"the {what} is in a command line: {shown[:1]}")
-                for path in _files(episode.session_dir):
-                    if secret.encode() in path.read_bytes() and _others_may_read(path, episode):
-                        raise CheckFailed(f"{path.name} holds the {what} and others may read it")
+                shown = await episode.sight.shown(secret, episode.session_dir)
+                expect(not shown.lines, f"the {what} is in a command line: {shown.lines[:1]}")
+                expect(not shown.files, f"{shown.files} hold the {what} and others may read it")
 
         run = await episode.run(stop_after=look)
         argv = "" if run.command is None else json.dumps([*run.command.argv, *run.command.env.values()])
@@ -125,7 +118,7 @@ async def a_deadline_ends_it(case: HarnessCase) -> None:
 async def a_stop_ends_it(case: HarnessCase) -> None:
     """A close while the model is silent ends every process and keeps what was recorded."""
     async with case.episode(SILENT) as episode:
-        run = await episode.run(stop_after=lambda: None)
+        run = await episode.run(stop_after=anyio.lowlevel.checkpoint)
         _proven(run)
         _nothing_left(run)
         _not_completed(run, "the run was closed")
@@ -163,9 +156,10 @@ async def unknown_usage_is_null(case: HarnessCase) -> None:
 async def the_task_is_left_alone(case: HarnessCase) -> None:
     """A run without tools leaves nothing in the task's folder and its HOME, also no caches and settings."""
     async with case.episode(Reply(text=ANSWER)) as episode:
-        before = _tree(episode)
+        places = (episode.home, episode.workdir)
+        before = await episode.sight.tree(places)
         await episode.run()
-        made = sorted(_tree(episode) - before)
+        made = sorted(await episode.sight.tree(places) - before)
         expect(not made, f"the harness left in HOME or the task's folder: {made[:5]}")
 
 
@@ -175,17 +169,17 @@ async def collecting_is_repeatable_and_bounded(case: HarnessCase) -> None:
         run = await episode.run()
         again = await episode.collect()
         expect(again.files == run.artifacts.files, "a second collection gave other files")
-        outside = Path(episode.workdir, "outside")
-        await anyio.Path(outside).write_text("not of the session")
-        for make in (_huge, _link_to(outside), _fifo):
-            for name in run.artifacts.files:
-                make(Path(episode.session_dir, name))
+        outside = f"{episode.workdir}/outside"
+        await episode.sandbox.upload(outside, b"not of the session")
+        paths = [f"{episode.session_dir}/{name}" for name in run.artifacts.files]
+        for how, what in SPOILT.items():
+            await episode.sight.spoil(how, paths, outside)
             try:
                 with anyio.fail_after(COLLECT_TIMEOUT_S):
                     found = await episode.collect()
             except Exception as error:  # a plugin's hook: whatever it raises is the finding
                 said = f"{type(error).__name__}: {error}"
-                raise CheckFailed(f"collecting {make.__doc__} raised {said}") from error
+                raise CheckFailed(f"collecting {what} raised {said}") from error
             size = sum(len(data) for data in found.files.values())
             expect(size <= ARTIFACT_TOTAL_LIMIT_BYTES, f"{size} bytes were collected")
             followed = [name for name, data in found.files.items() if b"not of the session" in data]
@@ -240,8 +234,8 @@ async def tools_keep_the_tasks_home(case: HarnessCase) -> None:
     write = case.shell_call("echo kept > ~/of-the-tool")
     async with case.episode(Reply(calls=[("call_1", *write)]), Reply(text=ANSWER)) as episode:
         await episode.run()
-        kept = await anyio.Path(episode.home, "of-the-tool").is_file()
-        expect(kept, "a tool's ~ is not the task's HOME")
+        kept = await episode.sight.tree([episode.home])
+        expect(f"{episode.home}/of-the-tool" in kept, "a tool's ~ is not the task's HOME")
 
 
 def _proven(run: Run) -> None:
@@ -257,48 +251,11 @@ def _not_completed(run: Run, why: str) -> None:
     expect(run.parsed.outcome is not Outcome.COMPLETED, f"{why}, and the parser says completed")
 
 
-def _files(folder: str) -> list[Path]:
-    return [path for path in Path(folder).rglob("*") if path.is_file() and not path.is_symlink()]
-
-
-def _others_may_read(path: Path, episode: Episode) -> bool:
-    """Whether another user gets to the file, from the session's folder down."""
-    session = Path(episode.session_dir)
-    folders = [each for each in path.parents if each == session or session in each.parents]
-    open_folders = all(each.stat().st_mode & (stat.S_IXGRP | stat.S_IXOTH) for each in folders)
-    return open_folders and bool(path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH))
-
-
-def _tree(episode: Episode) -> set[str]:
-    return {str(path) for folder in (episode.home, Path(episode.workdir)) for path in folder.rglob("*")}
-
-
 def _outputs(body: Any) -> str:
     """What a request tells the model of its tools, in either API."""
     messages = [each for each in body.get("messages", []) if each.get("role") == "tool"]
     items = [each for each in body.get("input", []) if "output" in str(each.get("type"))]
     return json.dumps([*messages, *items])
-
-
-def _huge(path: Path) -> None:
-    """sparse files of a terabyte"""
-    with path.open("r+b") as file:
-        file.truncate(HUGE_BYTES)
-
-
-def _link_to(outside: Path) -> Any:
-    def make(path: Path) -> None:
-        path.unlink()
-        path.symlink_to(outside)
-
-    make.__doc__ = "links out of the session's folder"
-    return make
-
-
-def _fifo(path: Path) -> None:
-    """pipes that nobody writes to"""
-    path.unlink()
-    os.mkfifo(path)
 
 
 RUN_CHECKS: list[Check] = [

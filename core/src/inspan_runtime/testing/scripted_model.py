@@ -1,7 +1,7 @@
 """A Model Server with a script: Chat Completions and Responses, streamed and plain, on the loopback.
 
-It answers call by call and keeps what it saw: path, headers, body, and which process of this host called. For
-plugins' own tests; it needs nothing but the standard library.
+It answers call by call and keeps what it saw: path, headers, body, and by a witness who called. For plugins'
+own tests.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -22,7 +23,7 @@ from inspan_runtime.testing.scripted_answers import (
     responses_answer,
     responses_events,
 )
-from inspan_runtime.testing.who_calls import Caller, who_calls
+from inspan_runtime.testing.sight import Caller
 
 ROLLOUT_PATH = "/ng-rollout/check/v1"
 SILENCE_LIMIT_S = 120.0
@@ -56,14 +57,14 @@ class SeenCall:
         headers: Names in lower case.
         body: The JSON body, or None when it was none.
         response_id: The id that was answered, or None.
-        caller: Who asked, or None when it could not be told.
+        callers: Who held a connection to the model, where a witness looked.
     """
 
     path: str
     headers: Mapping[str, str] = field(repr=False)
     body: Any
     response_id: str | None
-    caller: Caller | None
+    callers: Sequence[Caller]
 
 
 class ScriptedModel:
@@ -84,6 +85,7 @@ class ScriptedModel:
         self.over = threading.Event()
         self._lock = threading.Lock()
         self._server = _Server(self)
+        self._witness: Callable[[], Sequence[Caller]] | None = None
 
     @property
     def url(self) -> str:
@@ -94,6 +96,23 @@ class ScriptedModel:
     def base_url(self) -> str:
         """The rollout's base URL, which ends with ``/v1``."""
         return f"{self.url}{ROLLOUT_PATH}"
+
+    @contextmanager
+    def witnessed(self, witness: Callable[[], Sequence[Caller]]) -> Iterator[None]:
+        """Have somebody look who calls, from the server's thread, while each call waits for its answer."""
+        self._witness = witness
+        try:
+            yield
+        finally:
+            self._witness = None
+
+    def callers(self) -> Sequence[Caller]:
+        """Who calls now; nobody when there is no witness."""
+        witness = self._witness
+        try:
+            return () if witness is None else witness()
+        except (RuntimeError, CancelledError):
+            return ()  # The witness ended while it was asked.
 
     def take(self, call: SeenCall, *, is_stray: bool) -> Reply:
         """Keep a request; what it is answered."""
@@ -174,7 +193,7 @@ class _Handler(BaseHTTPRequestHandler):
             headers={name.lower(): value for name, value in self.headers.items()},
             body=body,
             response_id=None if is_stray else response_id,
-            caller=who_calls(self.client_address[1]),
+            callers=model.callers(),
         )
         reply = model.take(call, is_stray=is_stray)
         if reply.is_silent:
