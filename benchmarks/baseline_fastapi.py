@@ -81,7 +81,10 @@ def create() -> FastAPI:
 
 def serve() -> None:
     """Serve on a free port of loopback, and say which."""
-    listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+    # asyncio sets TCP_NODELAY only on sockets that name their protocol.
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(512)
     print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
     uvicorn.Server(uvicorn.Config(create(), log_level="warning", access_log=False)).run([listener])
 

@@ -13,7 +13,6 @@ are another process, but for what has no sockets.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import signal
@@ -79,7 +78,7 @@ def measure(at: Server, sessions: int, clients: int) -> tuple[Load, float]:
     best: tuple[Load, float] | None = None
     for _ in range(3):
         before = at.cpu_s
-        load = asyncio.run(play(at.port, sessions, clients))
+        load = play(at.port, sessions, clients)
         cpu_ms = (at.cpu_s - before) / sessions * 1000
         if best is None or load.per_second > best[0].per_second:
             best = load, cpu_ms
@@ -98,7 +97,7 @@ def throughput(sessions: int, folder: Path) -> None:
     ]
     for name, script, arguments in cases:
         with server(script, *arguments) as at:
-            asyncio.run(play(at.port, max(sessions // 10, 20), 10))
+            play(at.port, max(sessions // 10, 20), 10)
             for clients in (1, 50):
                 load, cpu_ms = measure(at, sessions, clients)
                 print(
@@ -128,15 +127,15 @@ def cpu(sessions: int, folder: Path) -> None:
 def memory(sessions: int, folder: Path) -> None:
     for name, arguments in (("journal", (str(folder / "memory"),)), ("no journal", ())):
         with server("agent_load/agent_process.py", "0", *arguments) as at:
-            asyncio.run(play(at.port, 200, 10))
+            play(at.port, 200, 10)
             empty = at.memory_bytes
-            asyncio.run(play(at.port, sessions, 20, steps=1))
+            play(at.port, sessions, 20, steps=1)
             live = at.memory_bytes
             print(f"memory of a live session, {name}: {(live - empty) / sessions / 1024:.2f} KiB", flush=True)
         with server("agent_load/agent_process.py", "0", *(f"{each}-closed" for each in arguments)) as at:
-            asyncio.run(play(at.port, 200, 10))
+            play(at.port, 200, 10)
             empty = at.memory_bytes
-            asyncio.run(play(at.port, sessions, 20))
+            play(at.port, sessions, 20)
             closed = at.memory_bytes
             print(
                 f"memory of a closed session, {name}: {(closed - empty) / sessions / 1024:.2f} KiB",
@@ -147,8 +146,8 @@ def memory(sessions: int, folder: Path) -> None:
 def recovery(sessions: int, folder: Path) -> None:
     state = str(folder / "recovery")
     with server("agent_load/agent_process.py", "0", state) as at:
-        asyncio.run(play(at.port, sessions // 2, 20, steps=1))
-        asyncio.run(play(at.port, sessions - sessions // 2, 20, steps=2))
+        play(at.port, sessions // 2, 20, steps=1)
+        play(at.port, sessions - sessions // 2, 20, steps=2)
     began = time.perf_counter()
     with server("agent_load/agent_process.py", "0", state) as at:
         until_ready(at)
@@ -177,14 +176,14 @@ def until_ready(at: Server) -> float:
 def growth(most: int, folder: Path) -> None:
     with server("agent_load/agent_process.py", "0", str(folder / "growth")) as at:
         held, figures = 0, []
-        asyncio.run(play(at.port, 200, 10))
+        play(at.port, 200, 10)
         for count in (100, 1000, most):
-            asyncio.run(play(at.port, count - held, 20, steps=1))
+            play(at.port, count - held, 20, steps=1)
             held = count
             costs = []
             for _ in range(3):
                 before = at.cpu_s
-                asyncio.run(play(at.port, 300, 10))
+                play(at.port, 300, 10)
                 costs.append((at.cpu_s - before) / 300 * 1000)
             figures.append(min(costs))
             print(f"CPU of a session beside {count:6} open ones: {figures[-1]:.2f} ms", flush=True)
