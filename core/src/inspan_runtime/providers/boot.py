@@ -45,6 +45,7 @@ KEEPER_MODULES = tuple(
         "keeper.obituary",
         "keeper.forwards",
         "keeper.namespaces",
+        "keeper.requests",
         "keeper.ways",
         "keeper.launch",
         "keeper.main",
@@ -59,6 +60,7 @@ WAYS_MODULES = tuple(
         "exec_agent.listeners",
         "keeper.forwards",
         "keeper.namespaces",
+        "keeper.requests",
         "keeper.ways",
         "keeper.ways_main",
     )

@@ -55,8 +55,10 @@ def folder_in_memory(path: str, size_bytes: int | None, *, mode: int = 0o755) ->
 
 def kernel_file_systems(size_bytes: int | None) -> list[str]:
     """Return fresh /proc, /dev, /sys, /run and /tmp; /proc without what would show or change the host."""
-    made = ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/sys"]
+    made = ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/sys", "--remount-ro", "/sys"]
     made += folder_in_memory("/dev/shm", size_bytes, mode=0o1777)
+    if size_bytes is not None:  # bubblewrap gives /dev itself no size.
+        made += ["--remount-ro", "/dev"]
     made += folder_in_memory("/run", size_bytes) + folder_in_memory("/tmp", size_bytes, mode=0o1777)
     for entry in sorted(os.scandir("/proc"), key=lambda entry: entry.name):
         if not entry.name.isdigit() and not entry.is_symlink():
@@ -103,11 +105,11 @@ def read_only_root(view: HostView, needed: Sequence[str], size_bytes: int | None
         if path.split("/")[1] in SHOWN and not os.path.exists(path):
             split.add(_existing_ancestor(path))
     for folder in sorted(split):
-        made += _split(folder)
+        made += _split(folder, size_bytes)
     for path in [*view.hidden, *(path for path, _, _ in view.files)]:
         if path.split("/")[0] in SHOWN:
-            is_folder = os.path.isdir(f"/{path}")
-            made += ["--tmpfs", f"/{path}"] if is_folder else ["--ro-bind", "/dev/null", f"/{path}"]
+            covers = ["--ro-bind", "/dev/null", f"/{path}"]
+            made += folder_in_memory(f"/{path}", size_bytes) if os.path.isdir(f"/{path}") else covers
     return made
 
 
@@ -117,7 +119,7 @@ def _existing_ancestor(path: str) -> str:
     return path
 
 
-def _split(folder: str) -> Iterator[str]:
+def _split(folder: str, size_bytes: int | None) -> Iterator[str]:
     """Yield a writable folder whose entries are the host's, one bind each."""
     names = os.listdir(folder)
     if len(names) > SPLIT_LIMIT:
@@ -125,7 +127,7 @@ def _split(folder: str) -> Iterator[str]:
             f"nothing can be made in {folder}: the root is read-only for an ordinary user; "
             f"use a path outside of {', '.join('/' + one for one in SHOWN)}"
         )
-    yield from ("--tmpfs", folder)
+    yield from folder_in_memory(folder, size_bytes)
     for name in names:
         path = f"{folder}/{name}"
         if os.path.islink(path):

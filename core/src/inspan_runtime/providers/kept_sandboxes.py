@@ -158,10 +158,7 @@ class KeptSandboxes:
             raise SandboxGone(f"{given['sandbox_id']} no longer exists{state_folder.ending_of(state)}")
         sandbox = KeptSandbox({**meta["descriptor"], "workdir": given["workdir"]}, self.sweep)
         await anyio.to_thread.run_sync(state_folder.add_holder, state)
-        try:
-            await sandbox.ping(timeout_s=timeout_s)
-        except SandboxTransportError as error:
-            raise SandboxConnectError(str(error)) from error
+        await sandbox.ping(timeout_s=timeout_s)
         return sandbox
 
     async def stop(self, key: str, *, timeout_s: float) -> None:

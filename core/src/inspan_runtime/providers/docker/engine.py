@@ -52,7 +52,7 @@ _KINDS: Sequence[tuple[type[SandboxError], str, str]] = (
     (
         SandboxGone,
         r"no such container|no container with name or id|is not running|container state improper|"
-        r"can only create exec sessions on running containers|no such object|has been paused|"
+        r"can only create exec sessions on running containers|no such object|"
         r"procready not received|container .* has already been removed",
         "the sandbox no longer exists",
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 
@@ -41,6 +42,10 @@ START_SLACK_S = 30.0
 KILL_LIMIT_S = 15.0
 CONTROL_LIMIT_S = 30.0
 MESSAGE_LIMIT_BYTES = 4096
+END_LIMIT_S = 2.0
+POLL_S = 0.05
+RUNNING = "running"
+HALTED = ("paused", "restarting")  # It goes on where it was, or by its owner's policy.
 
 
 class PlainSandbox:
@@ -164,16 +169,44 @@ class PlainSandbox:
         """Say why the engine's exec ended without the script's word."""
         both = b" ".join(one.take()[0][-MESSAGE_LIMIT_BYTES:] for one in (err, out))
         said = both.decode("utf-8", "replace")
-        if not await self.is_alive():
+        found = explained(said, what=what)
+        status = await self._status(is_ending=isinstance(found, SandboxGone))
+        if status is None:
             raise SandboxGone(f"{what}: the sandbox no longer exists")
+        if status != RUNNING:
+            raise SandboxTransportError(f"{what}: the container is {status}, and runs nothing meanwhile")
         if '"sh": executable file not found' in said:
             raise SandboxError(f"{what}: the container has no sh, which is needed without the agent")
-        found = explained(said, what=what)
-        if isinstance(found, SandboxConnectError):
+        if isinstance(found, SandboxConnectError | SandboxGone):
             raise SandboxTransportError(
                 f"{what}: the connection broke ({said.strip() or 'nothing was said'})"
             )
         raise found
+
+    async def _status(self, *, is_ending: bool = False) -> str | None:
+        """Return what the engine calls the container's state; None where it has ended, or is not there.
+
+        Args:
+            is_ending: Whether the engine has said that it ended, which it may tell here a moment later.
+        """
+        deadline = time.monotonic() + (END_LIMIT_S if is_ending else 0.0)
+        while True:
+            try:
+                status = await self._engine.asked(
+                    "container",
+                    "inspect",
+                    "--format={{.State.Status}}",
+                    self._container,
+                    what=self.sandbox_id,
+                    timeout_s=CONTROL_LIMIT_S,
+                )
+            except SandboxGone:
+                return None
+            if status not in (RUNNING, *HALTED):
+                return None
+            if status != RUNNING or time.monotonic() >= deadline:
+                return status
+            await anyio.sleep(POLL_S)
 
     async def _kill(self, process: Process, out: MarkedStream, err: MarkedStream) -> None:
         """Have the command killed inside, and see that it is dead; bounded."""
@@ -268,21 +301,11 @@ class PlainSandbox:
         )
 
     async def is_alive(self) -> bool:
-        """See `inspan_core.sandbox.Sandbox.is_alive`."""
+        """See `inspan_core.sandbox.Sandbox.is_alive`: one that is paused is there."""
         try:
-            state = await self._engine.asked(
-                "container",
-                "inspect",
-                "--format={{.State.Running}}",
-                self._container,
-                what=self.sandbox_id,
-                timeout_s=CONTROL_LIMIT_S,
-            )
-        except SandboxGone:
-            return False
+            return await self._status() is not None
         except SandboxError as error:
             raise SandboxTransportError(str(error)) from error
-        return state == "true"
 
     async def reach(self, url: str, *, holder: str, timeout_s: float = 30.0) -> Way | None:
         """See `inspan_core.sandbox.ReachingSandbox.reach`."""

@@ -26,7 +26,13 @@ from inspan_runtime.providers import boot, state_folder
 from inspan_runtime.providers.docker.borrowed_ways import open_borrowed_way
 from inspan_runtime.providers.docker.engine import Engine, explained, find_engine
 from inspan_runtime.providers.docker.images import Image, Images
-from inspan_runtime.providers.docker.plain_sandbox import PlainSandbox, remove_arguments, remove_container
+from inspan_runtime.providers.docker.plain_sandbox import (
+    HALTED,
+    RUNNING,
+    PlainSandbox,
+    remove_arguments,
+    remove_container,
+)
 from inspan_runtime.providers.docker.portable import portable_interpreter
 from inspan_runtime.providers.docker.run_command import RunPlan, run_arguments
 from inspan_runtime.providers.docker.strays import strays
@@ -61,7 +67,7 @@ MEMORY_EVENTS = (b"/sys/fs/cgroup/memory/memory.oom_control", b"/sys/fs/cgroup/m
 _PACKAGE = "inspan_runtime.providers.docker."
 _AGENT_MODULES = (*boot.AGENT_MODULES, _PACKAGE + "container_agent")
 _KEEPER_MODULES = (*boot.KEEPER_MODULES, _PACKAGE + "engine_keeper")
-_CONTAINER_FORMAT = "{{.Id}} {{.State.Running}} {{.Image}} {{.Config.WorkingDir}}"
+_CONTAINER_FORMAT = "{{.Id}} {{.State.Status}} {{.Image}} {{.Config.WorkingDir}}"
 
 
 class DockerProvider:
@@ -251,8 +257,10 @@ class DockerProvider:
         said = await engine.asked(
             "container", "inspect", f"--format={_CONTAINER_FORMAT}", name, what=name, timeout_s=timeout_s
         )
-        identity, running, image, folder = (*said.split(" ", 3), "")[:4]
-        if running != "true":
+        identity, status, image, folder = (*said.split(" ", 3), "")[:4]
+        if status in HALTED:
+            raise SandboxTransportError(f"{name} is {status}: it can be connected to when it runs again")
+        if status != RUNNING:
             raise SandboxGone(f"{name} is there, but does not run")
         found = {"provider": NAME, "agent": False, "isolation": "container", **descriptor}
         found["image"] = image if image.startswith("sha256:") else f"sha256:{image}"

@@ -55,6 +55,7 @@ def run_arguments(spec: SandboxSpec, plan: RunPlan) -> list[str]:
     """Return the arguments after the engine's own options; secrets are not among them."""
     made = ["run", "--detach", "--rm", f"--name={plan.sandbox_id}", f"--network={plan.network}"]
     made += ["--pull=never", f"--hostname={plan.sandbox_id}"]
+    made += ["--log-driver=none"]  # What may write to the first process's output would fill the host's disk.
     made += [f"--cidfile={plan.state / 'container'}"]
     made += [f"--label={LABEL}={plan.state}"]
     made += [f"--label=inspan.label.{name}={value}" for name, value in spec.labels.items()]

@@ -18,9 +18,13 @@ __all__ = ["TYPE_CHECKING", "accept", "signal", "socket"]
 
 
 def accept(listener: socket.socket) -> socket.socket | None:
-    """Return the next connection; None when it is gone again, or there is no descriptor for it."""
+    """Return the next connection; None when it is gone again.
+
+    Raises:
+        OSError: There is no descriptor for it.
+    """
     try:
         fd, _ = listener._accept()  # type: ignore[attr-defined]
-    except OSError:
+    except (BlockingIOError, ConnectionAbortedError):
         return None
     return socket.socket(fileno=fd)

@@ -6,12 +6,13 @@ import os
 import select
 import time
 
-from inspan_runtime.providers.exec_agent.lean import TYPE_CHECKING, signal
+from inspan_runtime.providers.exec_agent.lean import TYPE_CHECKING, accept, signal, socket
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+REST_S = 0.05
 LONGEST_WAIT_S = 3600.0  # The kernel's milliseconds have 31 bits.
 
 
@@ -37,6 +38,27 @@ class Loop:
 
     def change(self, fd: int, mask: int) -> None:
         self._epoll.modify(fd, mask)
+
+    def listen(self, listener: socket.socket, handler: Callable[[socket.socket], object]) -> None:
+        """Call `handler` with each connection; where there is no descriptor for one, it waits a moment."""
+        fd = listener.fileno()
+        listener.setblocking(False)
+
+        def on_client(_events: int) -> None:
+            try:
+                sock = accept(listener)
+            except OSError:  # It would be reported without end.
+                self.change(fd, 0)
+                self.call_at(time.monotonic() + REST_S, go_on)
+                return
+            if sock is not None:
+                handler(sock)
+
+        def go_on() -> None:
+            if self._handlers.get(fd) is on_client:
+                self.change(fd, select.EPOLLIN)
+
+        self.watch(fd, select.EPOLLIN, on_client)
 
     def mute(self, fd: int) -> None:
         """No more events of it: a peer that hung up would be reported without end."""

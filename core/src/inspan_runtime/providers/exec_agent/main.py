@@ -12,7 +12,7 @@ import time
 from inspan_runtime.providers.exec_agent.commands import null_fd
 from inspan_runtime.providers.exec_agent.connections import Connection
 from inspan_runtime.providers.exec_agent.descendants import descendants_of
-from inspan_runtime.providers.exec_agent.lean import TYPE_CHECKING, accept, signal, socket
+from inspan_runtime.providers.exec_agent.lean import TYPE_CHECKING, signal, socket
 from inspan_runtime.providers.exec_agent.listeners import bind_reach
 from inspan_runtime.providers.exec_agent.loop import Loop
 from inspan_runtime.providers.exec_agent.memory import MemoryWatch, open_watch
@@ -21,6 +21,7 @@ LISTEN_FD = 4
 FOREIGN_FDS_END = 256  # What launched the agent may have left it descriptors; they are few, and low.
 SHUTDOWN_LIMIT_S = 5.0
 FAILED = 70
+SAVED_ID = 65533
 WORDS_LIMIT_CHARS = 1500
 PR_SET_DUMPABLE = 4
 PR_SET_NAME = 15
@@ -49,9 +50,19 @@ def end_descendants(own_pid: int) -> None:
             pass
 
 
-def protect() -> None:
-    """Take a neutral name, adopt orphans, and keep the sandbox's other processes from tracing this one."""
+def protect(*, isolated: bool) -> None:
+    """Take a neutral name, adopt orphans, and keep other processes from tracing or limiting this one.
+
+    Whoever has the same three ids may take away what a process may open or start (`prlimit`). A command
+    gets its saved ids from its others when it is executed.
+    """
     libc = ctypes.CDLL(None)
+    if isolated:
+        try:
+            os.setresgid(-1, -1, SAVED_ID)
+            os.setresuid(-1, -1, SAVED_ID)
+        except OSError:  # The sandbox of an ordinary user has one id.
+            pass
     libc.prctl(PR_SET_NAME, b"init", 0, 0, 0)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
@@ -79,7 +90,7 @@ def main(control_fd: int, orders: dict[str, Any]) -> None:
     for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(one, signal.SIG_IGN)
     try:
-        protect()
+        protect(isolated=orders["isolated"])
         os.makedirs(orders["workdir"], exist_ok=True)
         listeners = bind_reach(orders["reach"])
     except OSError as error:
@@ -112,19 +123,13 @@ def serve(control: socket.socket, orders: dict[str, Any], memory: MemoryWatch) -
     null_fd()
     loop = Loop()
     listener = socket.socket(fileno=LISTEN_FD)
-    listener.setblocking(False)
 
     def on_keeper(_events: int) -> None:
         if not orders["isolated"]:
             end_descendants(os.getpid())
         os._exit(0)
 
-    def on_client(_events: int) -> None:
-        sock = accept(listener)
-        if sock is not None:
-            Connection(loop, sock, orders["env"], memory)
-
     loop.watch(control.fileno(), select.EPOLLIN | select.EPOLLRDHUP, on_keeper)
-    loop.watch(LISTEN_FD, select.EPOLLIN, on_client)
+    loop.listen(listener, lambda sock: Connection(loop, sock, orders["env"], memory))
     while True:
         loop.turn()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 
-from inspan_runtime.providers.exec_agent.lean import TYPE_CHECKING, accept, socket
+from inspan_runtime.providers.exec_agent.lean import TYPE_CHECKING, socket
 
 BUFFER_BYTES = 256 * 1024
 MOST_OPEN = 256  # What a sandbox holds open costs its keeper two descriptors, and the server one.
@@ -31,13 +31,9 @@ class Forwarding:
         self._listener = listener
         self._address = address
         self._open: set[Forward] = set()
-        listener.setblocking(False)
-        loop.watch(listener.fileno(), select.EPOLLIN, self._on_client)
+        loop.listen(listener, self._on_client)
 
-    def _on_client(self, _events: int) -> None:
-        sock = accept(self._listener)
-        if sock is None:
-            return
+    def _on_client(self, sock: socket.socket) -> None:
         if sock.fileno() > os.sysconf("SC_OPEN_MAX") - RESERVED_FDS:  # The kernel gives the lowest number.
             sock.close()
             return

@@ -8,8 +8,8 @@ import struct
 import time
 
 from inspan_runtime.providers.exec_agent.descendants import descendants_of
-from inspan_runtime.providers.exec_agent.frames import decode, encode
-from inspan_runtime.providers.exec_agent.lean import TYPE_CHECKING, accept, signal, socket
+from inspan_runtime.providers.exec_agent.frames import encode
+from inspan_runtime.providers.exec_agent.lean import TYPE_CHECKING, signal, socket
 from inspan_runtime.providers.exec_agent.loop import Loop
 from inspan_runtime.providers.keeper.cgroups import RECORD, Group, NoLimit, limited, remove_groups
 from inspan_runtime.providers.keeper.forwards import Forwarding
@@ -23,6 +23,7 @@ from inspan_runtime.providers.keeper.launch import (
     start_agent,
 )
 from inspan_runtime.providers.keeper.obituary import exit_words, write_obituary
+from inspan_runtime.providers.keeper.requests import take_requests
 from inspan_runtime.providers.keeper.ways import Ways
 
 BACKLOG = 4096
@@ -188,8 +189,7 @@ class Keeper:
 
     def run(self) -> None:
         """Serve until the sandbox has ended."""
-        self._control_listener.setblocking(False)
-        self._loop.watch(self._control_listener.fileno(), select.EPOLLIN, self._on_client)
+        take_requests(self._loop, self._control_listener, self._take)
         self._loop.watch(self._agent.fileno(), select.EPOLLRDHUP, self._on_agent_gone)
         if self._expires is not None:
             ttl_s = self._orders["ttl_s"]
@@ -261,40 +261,20 @@ class Keeper:
         logged = _log() if os.path.exists("log") else ""
         return " ".join(filter(None, (words.decode("utf-8", "replace"), logged)))
 
-    def _on_client(self, _events: int) -> None:
-        sock = accept(self._control_listener)
-        if sock is None:
+    def _take(self, sock: socket.socket, fields: list[bytes]) -> None:
+        if fields[:1] == [b"reach"]:
+            self._ways.take(sock, fields[1:])
             return
-        fd = sock.fileno()
-        sock.setblocking(False)
-        received = bytearray()
-
-        def on_data(_events: int) -> None:
-            try:
-                data = sock.recv(4096)
-                received.extend(data)
-                frame = decode(received)
-            except BlockingIOError:
-                return
-            except (OSError, ValueError):
-                data, frame = b"", None
-            if frame is not None and frame[0][:1] == [b"reach"]:
-                self._loop.mute(fd)
-                self._ways.take(sock, frame[0][1:])
-                return
-            if frame is not None:
-                stops = frame[0] == [b"stop"]
-                self._dead = self._dead or (stops and self.end())
-                try:
-                    sock.send(encode([b"alive" if stops and not self._dead else b"ok"]))
-                except OSError:  # It did not wait for the answer.
-                    pass
-            if self._dead:
-                sock.detach()  # Closed by the keeper's end, which the client waits for.
-            elif frame is not None or not data:
-                self._loop.close(sock.detach())
-
-        self._loop.watch(fd, select.EPOLLIN, on_data)
+        stops = fields == [b"stop"]
+        self._dead = self._dead or (stops and self.end())
+        try:
+            sock.send(encode([b"alive" if stops and not self._dead else b"ok"]))
+        except OSError:  # It did not wait for the answer.
+            pass
+        if self._dead:
+            sock.detach()  # Closed by the keeper's end, which the client waits for.
+        else:
+            self._loop.close(sock.detach())
 
     def end(self) -> bool:
         """Kill all that lives in the sandbox, wait for it, take the mounts and the folder away.

@@ -6,9 +6,9 @@ import os
 import select
 import time
 
-from inspan_runtime.providers.exec_agent.frames import decode
-from inspan_runtime.providers.exec_agent.lean import TYPE_CHECKING, accept, signal, socket
+from inspan_runtime.providers.exec_agent.lean import TYPE_CHECKING, signal, socket
 from inspan_runtime.providers.exec_agent.loop import Loop
+from inspan_runtime.providers.keeper.requests import take_requests
 from inspan_runtime.providers.keeper.ways import Ways
 
 FIRST_WAY_LIMIT_S = 30.0
@@ -59,10 +59,9 @@ class Serving:
         pid = orders["pid"]
         os.set_inheritable(orders["listen_fd"], False)
         self._listener = socket.socket(fileno=orders["listen_fd"])
-        self._listener.setblocking(False)
         self._ways = Ways(self._loop, lambda: pid, on_last_closed=self._end)
         self._loop.watch(os.pidfd_open(pid), select.EPOLLIN, self._end)  # Ready when the process has ended.
-        self._loop.watch(self._listener.fileno(), select.EPOLLIN, self._on_client)
+        take_requests(self._loop, self._listener, self._take)
         self._loop.call_at(time.monotonic() + FIRST_WAY_LIMIT_S, self._look_for_ways)
 
     def run(self) -> None:
@@ -77,27 +76,8 @@ class Serving:
         if not self._ways.are_open:
             self._end()
 
-    def _on_client(self, _events: int) -> None:
-        sock = accept(self._listener)
-        if sock is None:
-            return
-        fd = sock.fileno()
-        sock.setblocking(False)
-        received = bytearray()
-
-        def on_data(_events: int) -> None:
-            try:
-                data = sock.recv(4096)
-                received.extend(data)
-                frame = decode(received)
-            except BlockingIOError:
-                return
-            except (OSError, ValueError):
-                data, frame = b"", None
-            if frame is not None and frame[0][:1] == [b"reach"]:
-                self._loop.mute(fd)
-                self._ways.take(sock, frame[0][1:])
-            elif frame is not None or not data:
-                self._loop.close(sock.detach())
-
-        self._loop.watch(fd, select.EPOLLIN, on_data)
+    def _take(self, sock: socket.socket, fields: list[bytes]) -> None:
+        if fields[:1] == [b"reach"]:
+            self._ways.take(sock, fields[1:])
+        else:
+            self._loop.close(sock.detach())
