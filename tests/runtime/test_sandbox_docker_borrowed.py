@@ -21,6 +21,7 @@ from inspan_core.errors import (
     UsageError,
 )
 from inspan_runtime.providers.docker import plain_scripts as scripts
+from inspan_runtime.providers.docker.engine import needed_limits
 from inspan_runtime.providers.docker.marked import MarkedStream
 from inspan_runtime.providers.docker.provider import DockerProvider
 from inspan_runtime.testing.sandbox_check_support import EXEC_TIMEOUT_S, is_running, out, sh
@@ -34,21 +35,31 @@ def anyio_backend():
     return "asyncio"
 
 
-@pytest.fixture
-def container(docker_engine):
+@pytest.fixture(params=["docker", pytest.param("podman", marks=pytest.mark.full)])
+def engine(request):
+    made = request.getfixturevalue(f"{request.param}_engine")
+    yield made
+    made.remove_all()
+
+
+def start(engine, name, *options):
     """A container whose first process collects nobody, as they often are."""
-    name = f"theirs-{secrets.token_hex(4)}"
-    argv = ["run", "--detach", f"--name={name}", "--network=none", "--workdir=/app", "--env=THEIRS=yes"]
-    docker_engine.run(*argv, "inspan-busybox", "sleep", "600")
-    yield name
-    docker_engine.run("rm", "--force", name, check=False)
+    limits = needed_limits() if engine.name == "podman" else []
+    argv = ["run", "--detach", f"--name={name}", "--network=none", *limits, *options]
+    engine.run(*argv, "inspan-busybox", "sleep", "600")
 
 
 @pytest.fixture
-def provider(docker_engine, tmp_path):
-    return DockerProvider(
-        {"engine_options": list(docker_engine.options), "runtime_dir": str(tmp_path / "run")}
-    )
+def container(engine):
+    name = f"theirs-{secrets.token_hex(4)}"
+    start(engine, name, "--workdir=/root", "--env=THEIRS=yes")
+    return name
+
+
+@pytest.fixture
+def provider(engine, tmp_path):
+    options = {"engine": engine.name, "engine_options": list(engine.options)}
+    return DockerProvider({**options, "runtime_dir": str(tmp_path / "run")})
 
 
 async def becomes(claim, what):
@@ -66,7 +77,7 @@ class TestContainer:
     async def test_is_reached_by_its_name(self, provider, container):
         sandbox = await provider.connect({"sandbox_id": container, "ports": [8080]})
         assert sandbox.sandbox_id == container and sandbox.descriptor["ports"] == [8080]
-        assert await out(sandbox, 'pwd; echo "$THEIRS"') == b"/app\nyes\n"
+        assert await out(sandbox, 'pwd; echo "$THEIRS"') == b"/root\nyes\n"
         await sandbox.upload("/app/deep/file", b"\0\xff", mode=0o755)
         assert (await sandbox.download("/app/deep/file", limit_bytes=10)).data == b"\0\xff"
         other = await provider.connect({"sandbox_id": container, "workdir": "/tmp"})
@@ -74,25 +85,25 @@ class TestContainer:
         again = await provider.connect(sandbox.descriptor)
         assert again.descriptor == sandbox.descriptor
 
-    async def test_is_left_alone(self, provider, container, docker_engine, tmp_path):
+    async def test_is_left_alone(self, provider, container, engine, tmp_path):
         sandbox = await provider.connect({"sandbox_id": container})
         await sandbox.disconnect()
         await provider.aclose()
-        assert docker_engine.names() == [container]
+        assert engine.names() == [container]
         assert await provider.list({}) == []
         assert not list((tmp_path / "run").rglob("meta.json"))
 
-    async def test_is_stopped_when_told(self, provider, container, docker_engine):
+    async def test_is_stopped_when_told(self, provider, container, engine):
         sandbox = await provider.connect({"sandbox_id": container})
         await sandbox.stop()
         await sandbox.stop()
-        assert docker_engine.names() == [] and not await sandbox.is_alive()
+        assert engine.names() == [] and not await sandbox.is_alive()
 
-    async def test_that_is_no_more_is_gone(self, provider, container, docker_engine):
+    async def test_that_is_no_more_is_gone(self, provider, container, engine):
         with pytest.raises(SandboxGone):
             await provider.connect({"sandbox_id": "no-such-container"})
         sandbox = await provider.connect({"sandbox_id": container})
-        docker_engine.run("kill", container)
+        engine.run("kill", container)
         with pytest.raises(SandboxGone):
             await sandbox.exec(["true"], timeout_s=20)
         with pytest.raises(SandboxGone):
@@ -100,15 +111,15 @@ class TestContainer:
         with pytest.raises(SandboxGone):
             await provider.connect({"sandbox_id": container})
 
-    async def test_another_of_its_name_is_another(self, provider, container, docker_engine):
+    async def test_another_of_its_name_is_another(self, provider, container, engine):
         sandbox = await provider.connect({"sandbox_id": container})
-        docker_engine.run("rm", "--force", container)
-        docker_engine.run("run", "--detach", f"--name={container}", "inspan-busybox", "sleep", "600")
+        engine.run("rm", "--force", container)
+        start(engine, container)
         with pytest.raises(SandboxGone):
             await sandbox.exec(["true"], timeout_s=20)
         assert not await sandbox.is_alive()
 
-    async def test_clients_death_is_not_the_commands(self, provider, container):
+    async def test_clients_death_is_not_the_commands(self, provider, container, engine):
         """Its deadline is kept inside, whoever watches."""
         sandbox = await provider.connect({"sandbox_id": container})
         mark = f"1{int.from_bytes(os.urandom(4), 'big')}"
@@ -116,7 +127,7 @@ class TestContainer:
 
         async def run():
             try:
-                await sh(sandbox, f"echo $$ >/tmp/pid; exec sleep {mark}", timeout_s=12.0)
+                await sh(sandbox, f"echo $$ >/tmp/pid; exec sleep {mark}", timeout_s=20.0)
             except SandboxError as error:
                 failures.append(error)
 
@@ -128,7 +139,7 @@ class TestContainer:
 
             await becomes(started, "the command did not start")
             pid = await out(sandbox, "cat /tmp/pid")
-            for client in clients_with(mark):
+            for client in clients_with(engine, mark):
                 os.kill(client, signal.SIGKILL)
         assert [type(error) for error in failures] == [SandboxTransportError]
         assert await is_running(sandbox, pid), "the command died with its client"
@@ -184,7 +195,7 @@ class TestContainer:
             await provider.connect({"sandbox_id": container, "provider": "local"})
 
 
-def clients_with(mark):
+def clients_with(engine, mark):
     """The engine's clients on this host whose command line names a mark."""
     found = []
     for entry in Path("/proc").iterdir():
@@ -193,7 +204,9 @@ def clients_with(mark):
                 argv = (entry / "cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if os.path.basename(argv[0]) == b"docker" and any(mark.encode() in one for one in argv):
+            if os.path.basename(argv[0]) == engine.name.encode() and any(
+                mark.encode() in one for one in argv
+            ):
                 found.append(int(entry.name))
     assert found
     return found
