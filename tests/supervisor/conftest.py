@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from inspan_runtime.testing.processes import lives
 from inspan_supervisor import SUPERVISOR_FILE, supervisor_source
 
 WAIT_S = 20.0
@@ -36,12 +37,6 @@ def stat_of(pid):
     except (FileNotFoundError, ProcessLookupError):
         return None
     return fields[0], int(fields[1]), int(fields[2]), int(fields[3])
-
-
-def lives(pid):
-    """Whether the process runs: os.kill(pid, 0) would also find a zombie."""
-    stat = stat_of(pid)
-    return stat is not None and stat[0] not in "ZX"
 
 
 class Supervised:
@@ -174,6 +169,30 @@ def make_supervised(tmp_path):
     yield make
     for one in made:
         one.clean()
+
+
+class Lifeline:
+    """A pipe whose write end the harness's tools inherit: its end is the proof that none of them is left."""
+
+    def __init__(self, path: Path) -> None:
+        os.mkfifo(path)
+        self.fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+
+    def is_held(self):
+        """A read finds the end of the pipe; while somebody holds it, there is nothing to read yet."""
+        try:
+            while os.read(self.fd, 65536):
+                pass
+        except BlockingIOError:
+            return True
+        return False
+
+
+@pytest.fixture
+def lifeline(supervised):
+    one = Lifeline(supervised.work / "lifeline")
+    yield one
+    os.close(one.fd)
 
 
 @pytest.fixture

@@ -82,26 +82,6 @@ def test_who_dies_and_who_lives(supervised, kit, harness, ending, return_code, d
     assert named == {pids[name] for name in survivors}
 
 
-@pytest.fixture
-def lifeline(supervised):
-    """A pipe whose write end the harness's tools inherit: its end is the proof that none of them is left."""
-    path = supervised.work / "lifeline"
-    os.mkfifo(path)
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    yield fd
-    os.close(fd)
-
-
-def nobody_holds(lifeline):
-    """Whether a read finds the end of the pipe; while somebody holds it, there is nothing to read yet."""
-    try:
-        while os.read(lifeline, 65536):
-            pass
-    except BlockingIOError:
-        return False
-    return True
-
-
 @pytest.mark.parametrize("ending", ["close", "deadline"])
 def test_who_still_writes_at_the_end_has_written_its_last_before_the_receipt(supervised, lifeline, ending):
     """The deadline ends harness and tools, not only the wait for them: nothing grows after the receipt."""
@@ -111,12 +91,12 @@ def test_who_still_writes_at_the_end_has_written_its_last_before_the_receipt(sup
     supervised.run(f"{tools}; trap '' TERM; {writer}", grace_s=0.1, timeout_s=timeout_s)
     supervised.wait_file("log")
     if ending == "close":
-        assert not nobody_holds(lifeline)
+        assert lifeline.is_held()
         supervised.stop()
     receipt = supervised.receipt()
     size = (supervised.work / "log").stat().st_size
     assert receipt["cleanup_confirmed"] and receipt["timed_out"] is (ending == "deadline")
-    assert nobody_holds(lifeline)
+    assert not lifeline.is_held()
     assert (supervised.work / "log").stat().st_size == size
 
 
@@ -138,10 +118,10 @@ def test_a_relay_that_forks_and_exits_all_the_time_does_not_slip_between_two_loo
     supervised.run(service + f"{supervised.python} -I -S relay.py & sleep 1000", grace_s=0.05)
     supervised.wait_file("runs")
     pid = supervised.pid("service")
-    assert not nobody_holds(lifeline)
+    assert lifeline.is_held()
     supervised.stop()
     assert supervised.receipt()["cleanup_confirmed"]
-    assert nobody_holds(lifeline)
+    assert not lifeline.is_held()
     assert supervised.living() == {pid}
     assert pid in supervised.reported("preserved")
 

@@ -76,6 +76,50 @@ def test_a_harness_whose_tracer_does_not_let_go_of_it_is_dead_all_the_same(super
     assert len(left) == (0 if (ending, tracer) == ("stop", "a tool") else 1)
 
 
+SEIZE_AND_HOLD = """
+import ctypes, signal, sys
+assert ctypes.CDLL(None).ptrace(0x4206, int(sys.argv[1]), 0, 0) == 0
+print("held", flush=True)
+signal.pause()
+"""
+
+
+def test_a_look_during_which_somebody_died_in_a_tracers_hands_proves_nothing(kit):
+    """Then no child becomes waitable, and yet its children become ours: behind the back of the look."""
+    if not may_trace():
+        pytest.skip("NO TRACING: this kernel lets nobody trace who is not its child")
+    names = {"__name__": "supervisor"}
+    exec(compile(supervisor_source(), "process_supervisor.py", "exec"), names)
+    run = names["Run"]("/nowhere", {"drain": "seed", "cleanup_timeout_s": 20})
+    runner = subprocess.Popen(["sleep", "60"])
+    argv = [sys.executable, "-I", "-S", "-c", SEIZE_AND_HOLD, str(runner.pid)]
+    tracer = subprocess.Popen(argv, stdout=subprocess.PIPE)
+    assert tracer.stdout.readline() == b"held\n"
+    run.drains, run.leader = True, 2**22
+    run.spared = {one.identity for one in run.children(names["look"]()) if one.pid != runner.pid}
+    look, late = names["look"], []
+
+    def look_while_it_hands_over():
+        if not late:
+            runner.kill()
+            kit.eventually(lambda: kit.stat_of(runner.pid)[0] == "Z", "the runner is dead, and not waitable")
+            table = look()
+            late.append(subprocess.Popen(["sleep", "60"]))  # Ours, as if it had been adopted from the runner.
+            return table
+        return look()
+
+    names["look"] = look_while_it_hands_over
+    try:
+        assert run.drain(names["time"].monotonic() + 20)
+        assert not kit.lives(late[0].pid), "the receipt would be confirmed, and the runner's child lives"
+        assert kit.lives(tracer.pid)
+    finally:
+        for one in (tracer, *late, runner):
+            one.kill()
+            one.wait(20)
+        tracer.stdout.close()
+
+
 def test_an_exit_code_is_not_lost_where_the_launcher_ignores_its_childrens_deaths(supervised):
     """The disposition is inherited, and a kernel reaps for whoever ignores SIGCHLD."""
     supervised.command(["sh", "-c", "(setsid true &); exit 3"])

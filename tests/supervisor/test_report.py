@@ -180,6 +180,19 @@ wait
     assert supervised.living() == {old, from_a_tool, late}
 
 
+def test_one_that_a_dead_tool_has_left_is_not_told_as_of_a_running_one(supervised, kit):
+    """Also where the harness does not wait for its tools, so that their zombies stay below it."""
+    tool = f"(sh -c '{NAMED}' left &)\necho $$ > n; mv n tool.pid"
+    (supervised.work / "tool.sh").write_text(tool)
+    supervisor = supervised.run("setsid sh ./tool.sh &\nexec sleep 1000")
+    left = supervised.pid("left")
+    kit.adopted(left, supervisor.pid)
+    kit.eventually(lambda: kit.stat_of(supervised.pid("tool"))[0] == "Z", "the tool is a zombie")
+    supervised.stop()
+    assert supervised.receipt()["cleanup_confirmed"]
+    assert entries(supervised)[left]["reason"] in ("adopted before the end", "adopted just before the end")
+
+
 def wake_ups(pid):
     with open(f"/proc/{pid}/status") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("voluntary_ctxt_switches"))

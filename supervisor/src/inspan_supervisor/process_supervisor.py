@@ -18,7 +18,7 @@ With ``"drain": "all"`` nobody is spared in either ending, nor who carries the r
 
 The kernel gives the proof: descendants never leave a subreaper's subtree, a pid is a process's own until its
 parent has waited for it, and a dead child is waitable in the same instant in which we adopt its children: a
-look at the process table during which none became waitable has missed nobody.
+look at the process table during which none became waitable, nor died in a tracer's hands, missed nobody.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ class Run:
         self.code, self.error = None, None  # type: Any, Any  # Exit code, or minus the signal that killed it.
         self.timed_out, self.ended_at, self.ports_until = False, 0.0, 0.0
         self.output, self.notice, self.lock = (os.open(os.devnull, os.O_RDWR) for _ in range(3))
-        self.mark = os.urandom(16).hex()
+        self.mark, self.held = os.urandom(16).hex(), set()  # type: str, set[tuple[int, int]]
         self.adopted = {}  # type: dict[tuple[int, int], float]  # When a child was first seen.
         self.busy = set()  # type: set[int]  # The sessions of the tools that ran when the stop came.
         self.drains, self.spared = False, None  # type: bool, Any  # Kill all children but these (None: unknown).
@@ -342,7 +342,8 @@ class Run:
             self.note("killed", process, "group")
         if not self.is_over():  # Else the tools that it left are in the table.
             self.drains = True
-            self.busy = {p.session for p in below(table, [p for p in table if p.pid == self.leader])}
+            running = below(table, [p for p in table if p.pid == self.leader])
+            self.busy = {p.session for p in running if p.lives}
             if table:
                 self.spared = {p.identity for p in self.children(table) if p.group != self.leader}
             attempt(GONE, os.killpg, self.leader, signal.SIGTERM)
@@ -380,12 +381,12 @@ class Run:
             try:
                 if self.drains and self.spared is None:
                     raise Unreadable("/proc could not be read when the stop came")
-                table = look()
-                struck = self.strike(table)
-                if not struck and not (self.drains and self.reap_all()):
+                struck = self.strike(table := look())
+                dead = {p.identity for p in table if p.parent == self.me and not p.lives}  # Traced.
+                if not struck and (not self.drains or (not self.reap_all() and dead <= self.held)):
                     self.note_survivors(table)
                     return True
-                problem = f"{struck} processes that must be dead still live"
+                self.held, problem = dead, f"{struck or 'new'} processes that must be dead still live"
                 self.swat()
             except Unreadable as error:
                 problem = f"process state is unreadable: {error}"
@@ -462,12 +463,11 @@ class Run:
             return
         entries[process.identity] = None
         if len(entries) <= REPORT_LIMIT:
-            in_time = time.process_time() < self.ports_until
             entries[process.identity] = {
                 "pid": process.pid, "start_ticks": process.identity[1], "parent": process.parent,
                 "group": process.group, "session": process.session,
-                "name": process.name.decode("utf-8", "replace"), "reason": reason,
-                "ports": listening_ports(process.pid) if in_time else None}  # fmt: skip
+                "ports": listening_ports(process.pid) if time.process_time() < self.ports_until else None,
+                "name": process.name.decode("utf-8", "replace"), "reason": reason}  # fmt: skip
 
     def conclude(self, confirmed: bool) -> int:
         """Write the report, then the receipt (or raise OSError: there is none); returns our exit code."""

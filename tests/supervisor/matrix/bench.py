@@ -2,7 +2,7 @@
 
 import json
 import uuid
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import anyio
@@ -27,6 +27,11 @@ class SetupFailed(Exception):
 
 class Violation(AssertionError):
     """A rule was broken."""
+
+
+def require(condition, what):
+    if not condition:
+        raise Violation(what)
 
 
 @asynccontextmanager
@@ -97,6 +102,18 @@ class Bench:
         """From now on whoever lives after a sweep, beside those who live now, has escaped."""
         self.baseline = (await self.observe("sweep", marker="nobody"))["living"]
         return self
+
+    @contextmanager
+    def limited(self, pids):
+        """Meanwhile the sandbox has no more processes than that; it was made with a higher limit."""
+        folders = Path(self.sandbox.descriptor["state"], "cgroups").read_text().splitlines()
+        [file] = [file for file in (Path(folder, "pids.max") for folder in folders) if file.exists()]
+        before = file.read_text()
+        file.write_text(str(pids))
+        try:
+            yield
+        finally:
+            file.write_text(before)
 
     async def observe(self, do, **order):
         """Run the observer. Raises SetupFailed when it gives up or cannot be run."""

@@ -6,7 +6,7 @@ from attrs import frozen
 
 from inspan_supervisor import supervisor_source
 
-from . import probes
+from . import function_probes, probes
 from .probes import cell
 from .rules import EVERYBODY
 
@@ -55,6 +55,10 @@ BELOW_ALL = (
     "for p in below(table, ours + [q for p in self.children(table) if p.identity in self.spared"
     " for q in table if q.parent == p.pid])})"
 )
+CHASE_FOUND = "found = [pid for pid in attempt(OSError, self.child_pids) or [] if pid not in spared]"
+CHASE = f"for _ in range(SWATS if self.drains else 0):\n            {CHASE_FOUND}"
+CHASE_ONE_LOOK = f"{CHASE_FOUND}\n        for _ in range(SWATS if self.drains else 0):"
+CHASE_KILLS = "            for pid in found:\n"
 CLAIM = 'write(run.marks[0], NEW_FILE, b"%d\\n" % run.me)\n    except'
 END_BEGINS = 'within the clean-up budget."""\n        '
 EARLY_RECEIPT = (
@@ -122,10 +126,25 @@ DRAINING = (
         probes.a_relay_is_caught_and_its_neighbour_spared,
         ("or [] if pid not in spared]", "or []]"),
     ),
+    mutant(
+        "the chase goes on with the pids of its first look",
+        function_probes.a_chase_signals_only_its_own_children,
+        (CHASE, CHASE_ONE_LOOK),
+    ),
+    mutant(
+        "the chase reaps before it kills",
+        function_probes.a_chase_signals_only_its_own_children,
+        (CHASE_KILLS, "            self.reap_all()\n" + CHASE_KILLS),
+    ),
+    mutant(
+        "who dies in a tracer's hands is nobody's parent",
+        function_probes.a_death_in_a_tracers_hands_is_no_proof,
+        (" and dead <= self.held", ""),
+    ),
     mutant("recorded services are not spared", SERVICE, (OURS, "if p.parent == self.me]")),
     mutant(
         "who has the pid of a dead service is spared",
-        probes.a_spared_pid_of_somebody_else_is_not_spared,
+        function_probes.a_spared_pid_of_somebody_else_is_not_spared,
         (OURS, "if p.parent == self.me and p.pid not in dict(self.spared)]"),
     ),
     mutant("who is below a service is drained", TMUX, (BELOW_OURS, BELOW_ALL)),
@@ -133,7 +152,7 @@ DRAINING = (
     mutant(
         "nothing is drained",
         TOOL,
-        ("            self.drains = True\n            self.busy", "            self.busy"),
+        ("            self.drains = True\n            running", "            running"),
     ),
     mutant("no subreaper", TOOL, ('call_libc("prctl", 36, 1, 0', 'call_libc("prctl", 36, 0, 0')),
     mutant(
@@ -175,7 +194,7 @@ PROOFS = (
     ),
     mutant(
         "no identity check before a kill",
-        probes.a_pid_of_somebody_else_is_not_killed,
+        function_probes.a_pid_of_somebody_else_is_not_killed,
         ("if now and now.identity == process.identity and", "if now and"),
     ),
     mutant(

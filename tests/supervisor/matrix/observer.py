@@ -273,9 +273,23 @@ def appears(order):
     return poll(check, order)
 
 
+def runner(order):
+    """Where a relay came to rest after the receipt, and the pids of all that it was."""
+    deadline = time.monotonic() + order["timeout_s"]
+    while True:
+        try:
+            pid = read_pid(order["work"] + "/runner.pid")
+            with open(order["work"] + "/runner.line") as file:
+                return {"identity": [pid, stat_of(pid)[3]], "line": [int(one) for one in file.read().split()]}
+        except NotYet as missing:
+            if time.monotonic() > deadline:
+                sys.exit(f"the relay does not rest: {missing}")
+        time.sleep(0.002)
+
+
 ORDERS = {
     "stranger": stranger, "ready": ready, "bring_end": bring_end, "kill_at_term": kill_at_term,
-    "census": census, "sweep": sweep, "zombies": zombies, "appears": appears,
+    "census": census, "sweep": sweep, "zombies": zombies, "appears": appears, "runner": runner,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ from attrs import evolve
 from inspan_core.errors import EvidenceMissing, HarnessTerminationError
 from inspan_runtime import supervisor_client as client
 
-from .bench import Budgets, SetupFailed, Violation
+from . import function_probes
+from .bench import Budgets, SetupFailed, Violation, require
 from .cells import try_cell
 from .preludes import (
     BEFORE_OPENING,
@@ -67,11 +68,6 @@ async def staged(bench, source, script, budgets=None):
 
 async def exists(session, path):
     return (await session.bench.sandbox.exec(["test", "-e", path], timeout_s=10)).exit_code == 0
-
-
-def require(condition, what):
-    if not condition:
-        raise Violation(what)
 
 
 async def refuses_to_launch(session, prelude=""):
@@ -297,55 +293,8 @@ async def a_deleted_folder_is_no_run_that_never_was(bench, source):
         require(receipt.return_code == -15, f"{receipt}, expected -15")
 
 
-async def inside(bench, source, script):
-    """Run a script in the sandbox that has the supervisor's own functions at hand, as `names`."""
-    session = await bench.session()
-    await bench.sandbox.upload(f"{session.work}/supervisor.py", source)
-    load = (
-        "import os, subprocess, sys\nnames = {'__name__': 'supervisor'}\n"
-        "exec(compile(open(sys.argv[1]).read(), sys.argv[1], 'exec'), names)\n"
-    )
-    argv = [bench.python, "-I", "-S", "-c", load + script, f"{session.work}/supervisor.py"]
-    result = await bench.sandbox.exec(argv, timeout_s=20)
-    if result.stderr:
-        raise SetupFailed(result.stderr.decode(errors="replace"))
-    require(result.stdout == b"true\n", f"expected true: {result}")
-
-
-async def a_pid_of_somebody_else_is_not_killed(bench, source):
-    """The stranger is no child of ours, and it answers: to be just killed does not look different at once."""
-    script = """
-shell = subprocess.Popen(["sh", "-c", "exec 3<&0; cat <&3 & echo $!; wait"], bufsize=1, text=True,
-                         stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-process = names["look_up"](int(shell.stdout.readline()))
-process.identity = (process.pid, process.identity[1] - 1)
-names["kill"](process)
-shell.stdin.write("there?\\n")
-shell.stdin.flush()
-print(str(shell.stdout.readline() == "there?\\n").lower())
-"""
-    await inside(bench, source, script)
-
-
-async def a_spared_pid_of_somebody_else_is_not_spared(bench, source):
-    """The service that was recorded is dead, and a new child of ours has got its pid."""
-    script = """
-import signal
-pid = os.fork() or signal.pause()
-run = names["Run"]("/nowhere", {"drain": "seed"})
-run.leader = run.group = 2**22
-run.drains = True
-run.spared = {(pid, names["look_up"](pid).identity[1] - 1)}
-run.strike(names["look"]())
-signal.alarm(5)
-os.waitpid(pid, 0)
-print("true")
-"""
-    await inside(bench, source, script)
-
-
 PROBES = {
     name: function
-    for name, function in sorted(globals().items())
+    for name, function in sorted({**globals(), **vars(function_probes)}.items())
     if name.split("_")[0] in ("a", "an", "orphans", "strangers")
 }

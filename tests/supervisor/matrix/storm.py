@@ -3,7 +3,8 @@
     storm.py harness         a child in the group, a tool, a service, and a relay
     storm.py stranger FILE   forks and reaps, for ever; FILE says that the limit of processes was hit
 
-A relay is a process that forks and exits at once: all it ever is has a new pid at the next look.
+A relay is a process that forks and exits at once: all it ever is has a new pid at the next look. When there
+is a receipt, its runner of that moment rests, and tells the pids of its whole line in ``$WORK/runner.line``.
 """
 
 import os
@@ -33,9 +34,23 @@ def fork():
 def relay():
     os.setsid()
     os.open(f"{os.environ['WORK']}/lifeline", os.O_RDWR)
+    line = []
     while True:
-        if fork():
+        line.append(os.getpid())
+        if pass_on(line):
             os._exit(0)
+
+
+def pass_on(line):
+    """Like fork(), until the run is over; then there is no next one."""
+    while not os.path.exists(f"{os.environ['DIR']}/cleanup.json"):
+        try:
+            return os.fork()
+        except BlockingIOError:
+            continue
+    with open(f"{os.environ['WORK']}/runner.line", "w") as file:
+        file.write(" ".join(map(str, line)))
+    rest("runner")
 
 
 def start_service():
