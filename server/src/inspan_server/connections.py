@@ -7,7 +7,6 @@ And it lets one that begins to speak HTTP/2 without TLS, and then asks for nothi
 
 from __future__ import annotations
 
-from hypercorn.asyncio import run
 from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.events import Event
 from hypercorn.protocol.h2 import H2Protocol
@@ -36,8 +35,3 @@ class Connection(TCPServer):
         # An answer that ends after its client did would begin to idle.
         if not self._is_over:
             await super()._idle_timeout()
-
-
-def end_with_their_clients() -> None:
-    """Let Hypercorn make such connections from now on, in this process."""
-    run.TCPServer = Connection  # type: ignore[attr-defined]

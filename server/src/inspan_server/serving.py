@@ -13,9 +13,10 @@ from typing import Any
 import anyio
 from hypercorn.config import Config
 
-from inspan_server.connections import end_with_their_clients
+from inspan_server import listening
 
 LOOPBACK = "127.0.0.1"
+ANSWER_TIMEOUT_S = 60.0
 
 
 @asynccontextmanager
@@ -70,18 +71,23 @@ def _config(listener: socket.socket, graceful_timeout_s: float, shutdown_timeout
     return config
 
 
-async def serve_until(app: Any, config: Config, stopping: anyio.Event) -> None:
-    """Serve with Hypercorn on the event loop that runs, asyncio's or trio's.
+async def serve_until(
+    app: Any, config: Config, stopping: anyio.Event, *, answer_timeout_s: float = ANSWER_TIMEOUT_S
+) -> None:
+    """Serve on the event loop that runs, asyncio's or trio's.
 
     Args:
         app: The application.
         config: See Hypercorn.
         stopping: Ends it once it is set; being cancelled does not skip the application's own shutdown.
+        answer_timeout_s: A client that has not taken an answer by then is given up, in seconds; on asyncio.
     """
-    worker: Any = import_module("hypercorn.trio" if _in_trio() else "hypercorn.asyncio")
-    end_with_their_clients()
     with anyio.CancelScope(shield=True):
-        await worker.serve(app, config, shutdown_trigger=stopping.wait)
+        if _in_trio():
+            worker: Any = import_module("hypercorn.trio")
+            await worker.serve(app, config, shutdown_trigger=stopping.wait)
+        else:
+            await listening.serve(app, config, stopping, answer_timeout_s=answer_timeout_s)
 
 
 def _in_trio() -> bool:

@@ -1,0 +1,164 @@
+"""What an application sends, as it comes out of the wire; and what it is told."""
+
+import re
+import socket
+from contextlib import contextmanager, suppress
+from types import SimpleNamespace
+from urllib.parse import urlsplit
+
+import anyio
+import anyio.from_thread
+import pytest
+
+from inspan_server.serving import served
+
+GET = b"GET /x%20y?q=1 HTTP/1.1\r\nHost: a\r\n\r\n"
+LENGTH_5 = (b"content-length", b"5")
+
+
+def answering(status, headers, *parts, reads=True, fails=False):
+    """An application that sends this, and tells what it was asked."""
+    seen = SimpleNamespace(scopes=[], bodies=[])
+
+    async def app(scope, receive, send):
+        if scope["type"] == "lifespan":
+            for word in ("startup", "shutdown"):
+                await receive()
+                await send({"type": f"lifespan.{word}.complete"})
+            return
+        seen.scopes.append(scope)
+        body, more = b"", reads
+        while more:
+            message = await receive()
+            more = message.get("more_body", False)
+            body += message.get("body", b"")
+        seen.bodies.append(body)
+        if status:
+            await send({"type": "http.response.start", "status": status, "headers": headers})
+        for number, part in enumerate(parts, 1):
+            has_more = fails or number < len(parts)
+            await send({"type": "http.response.body", "body": part, "more_body": has_more})
+        if fails:
+            raise RuntimeError("it failed half-way")
+
+    return app, seen
+
+
+@contextmanager
+def running(app):
+    with anyio.from_thread.start_blocking_portal() as portal:
+        with portal.wrap_async_context_manager(served(app, graceful_timeout_s=1)) as url:
+            yield urlsplit(url).port
+
+
+def exchange(port, data, *, ends=True):
+    """Everything that comes back until the server closes the connection."""
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as wire:
+        wire.sendall(data)
+        if ends:
+            wire.shutdown(socket.SHUT_WR)
+        received = b""
+        while part := wire.recv(65536):
+            received += part
+    return re.sub(rb"date: [^\r]*GMT\r\n", b"", received)
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "parts", "wire"),
+    [
+        (200, [LENGTH_5], [b"hello"], b"HTTP/1.1 200 \r\ncontent-length: 5\r\n\r\nhello"),
+        (200, [], [b"hello"], b"HTTP/1.1 200 \r\ncontent-length: 5\r\n\r\nhello"),
+        (404, [(b"a", b"b")], [b""], b"HTTP/1.1 404 \r\na: b\r\ncontent-length: 0\r\n\r\n"),
+        (200, [LENGTH_5], [b"he", b"", b"llo"], b"HTTP/1.1 200 \r\ncontent-length: 5\r\n\r\nhello"),
+        (
+            200,
+            [],
+            [b"he", b"", b"llo", b""],
+            b"HTTP/1.1 200 \r\ntransfer-encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n",
+        ),
+        (204, [], [b"not sent"], b"HTTP/1.1 204 \r\n\r\n"),
+    ],
+)
+def test_an_answer_is_framed_by_what_is_known_of_its_length(status, headers, parts, wire):
+    app, seen = answering(status, headers, *parts)
+    with running(app) as port:
+        assert exchange(port, GET * 2) == wire * 2
+    assert [scope["path"] for scope in seen.scopes] == ["/x y"] * 2
+    assert seen.scopes[0]["query_string"] == b"q=1"
+
+
+@pytest.mark.parametrize(
+    "app",
+    [
+        answering(None, [])[0],
+        answering(200, [LENGTH_5], b"too long for that")[0],
+        answering(200, [LENGTH_5], b"less")[0],
+        answering(200, [(b"a", b"b\r\nc: d")], b"x")[0],
+    ],
+    ids=["nothing", "more than it said", "less than it said", "two headers in one"],
+)
+def test_an_application_that_does_not_answer_is_answered_for(app):
+    """And the connection is of no use any more: nobody knows what the application was about to send."""
+    failed = b"HTTP/1.1 500 \r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+    with running(app) as port:
+        assert exchange(port, GET * 2, ends=False) == failed
+
+
+def test_half_of_an_answer_does_not_look_like_a_whole_one():
+    app, _ = answering(200, [], b"half", fails=True)
+    with running(app) as port:
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as wire:
+            wire.sendall(GET)
+            received = b""
+            with suppress(ConnectionResetError):
+                while part := wire.recv(65536):
+                    received += part
+    assert received.endswith(b"\r\n\r\n4\r\nhalf\r\n")
+
+
+def post(body, length=None):
+    size = len(body) if length is None else length
+    return b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b" % (size, body)
+
+
+def test_a_large_body_arrives_whole_and_so_does_a_large_answer():
+    large = bytes(range(256)) * 20_000
+    app, seen = answering(200, [], large)
+    with running(app) as port:
+        received = exchange(port, post(large))
+    assert seen.bodies == [large]
+    assert received == b"HTTP/1.1 200 \r\ncontent-length: %d\r\n\r\n%b" % (len(large), large)
+
+
+def test_a_body_that_was_not_read_is_no_request():
+    """One that has come is passed over; one that comes later ends the connection, with the answer read."""
+    app, seen = answering(401, [], b"no", reads=False)
+    refused = b"HTTP/1.1 401 \r\ncontent-length: 2\r\n"
+    with running(app) as port:
+        assert exchange(port, post(GET) * 2) == (refused + b"\r\nno") * 2
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as wire:
+            wire.sendall(post(b"", 10 * len(GET)))
+            received = b""
+            while b"\r\n\r\nno" not in received:
+                received += wire.recv(65536)
+            assert b"connection: close" in received
+            wire.sendall(GET * 10)
+            assert wire.recv(100) == b""
+    assert [scope["method"] for scope in seen.scopes] == ["POST"] * 3
+
+
+def test_who_wants_the_connection_closed_is_told_so():
+    app, _ = answering(200, [], b"x")
+    asked = GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    told = b"HTTP/1.1 200 \r\ncontent-length: 1\r\nconnection: close\r\n\r\nx"
+    with running(app) as port:
+        assert exchange(port, asked + GET, ends=False) == told
+
+
+def test_requests_after_one_that_is_not_plain_are_answered_too():
+    app, seen = answering(200, [], b"x")
+    chunks = b"POST /c HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n"
+    with running(app) as port:
+        received = exchange(port, GET + chunks + GET + post(b"abc"))
+    assert received.count(b"HTTP/1.1 200 ") == 4
+    assert seen.bodies == [b"", b"ab", b"", b"abc"]
