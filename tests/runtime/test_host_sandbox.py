@@ -15,6 +15,7 @@ from inspan_core.sandbox import SandboxSpec
 from inspan_runtime.host_place import HostPlace, Swept, sweep_host_calls
 from inspan_runtime.providers.strays import MARKER
 from inspan_runtime.supervisor_client import supervised_launch_command, write_command
+from inspan_runtime.testing.processes import lives
 from inspan_runtime.testing.sandbox_checks import COMMAND_CHECKS, FILE_CHECKS
 
 pytestmark = pytest.mark.anyio
@@ -106,28 +107,21 @@ def server(root, call_id, end):
     return process, int(process.stdout.readline())
 
 
-def runs(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def test_what_a_killed_server_left_is_ended_and_removed_and_nothing_of_a_living_one(tmp_path):
     dead, dead_sleep = server(tmp_path, "host-dead", "killed")
     living, living_sleep = server(tmp_path, "host-living", "lives")
     with dead, living:
         dead.wait(timeout=20)
         try:
-            assert runs(dead_sleep)
+            assert lives(dead_sleep)
             assert sweep_host_calls(tmp_path) == Swept(ended=("host-dead",), left=("host-living",))
-            assert not runs(dead_sleep) and runs(living_sleep)
+            assert not lives(dead_sleep) and lives(living_sleep)
             assert os.listdir(tmp_path) == ["host-living"]
         finally:
             living.stdin.close()
             living.wait(timeout=20)
             assert sweep_host_calls(tmp_path).ended == ("host-living",)
-    assert not runs(living_sleep)
+    assert not lives(living_sleep)
 
 
 def test_a_folder_that_is_not_there_holds_nothing(tmp_path):

@@ -22,6 +22,7 @@ from inspan_runtime.install_build import (
     unpack_tgz,
     unpack_zip,
 )
+from inspan_runtime.testing.processes import lives
 
 pytestmark = pytest.mark.anyio
 
@@ -64,16 +65,8 @@ async def test_a_command_past_its_time_is_killed_with_its_children(folder, tmp_p
         await folder.run(["sh", "-c", script], cwd=str(tmp_path), env={}, timeout_s=1)
     pid = int(pid_file.read_text())
     with anyio.fail_after(20):
-        while is_running(pid):
+        while lives(pid):
             await anyio.sleep(0.01)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state not in "ZX"
 
 
 async def test_output_without_end_is_kept_only_as_a_tail(folder, tmp_path):

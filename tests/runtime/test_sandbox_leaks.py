@@ -18,6 +18,7 @@ from inspan_runtime.providers import state_folder
 from inspan_runtime.providers.birth import Birth
 from inspan_runtime.providers.bubblewrap import BubblewrapProvider
 from inspan_runtime.providers.local import LocalProvider
+from inspan_runtime.testing.processes import is_dead, lives
 from inspan_runtime.testing.sandbox_check_support import opened, out, sh
 
 pytestmark = [pytest.mark.anyio, pytest.mark.sandbox]
@@ -58,12 +59,12 @@ def processes_of(run_dir):
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         try:
-            state = (entry / "stat").read_bytes().rsplit(b")", 1)[1].split()[0]
+            stat = (entry / "stat").read_bytes()
             words = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
             where = os.readlink(entry / "cwd").encode()
         except OSError:
             continue
-        if state in b"ZX":
+        if is_dead(stat):
             continue
         if folder in where or folder in words or any(name.encode() in words for name in names):
             found[int(entry.name)] = (entry / "cmdline").read_bytes()
@@ -75,10 +76,10 @@ def children_of(pid):
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                state, parent = (entry / "stat").read_bytes().rsplit(b")", 1)[1].split()[:2]
+                stat = (entry / "stat").read_bytes()
             except OSError:
                 continue
-            if int(parent) == pid and state not in b"ZX":
+            if int(stat.rsplit(b")", 1)[1].split()[1]) == pid and not is_dead(stat):
                 found.append(int(entry.name))
     return found
 
@@ -122,8 +123,8 @@ async def host_pids(sandbox, spec):
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 try:
-                    alive = (entry / "stat").read_bytes().rsplit(b")", 1)[1].split()[0] not in b"ZX"
-                    if alive and (entry / "cmdline").read_bytes() == b"sleep\0" + mark.encode() + b"\0":
+                    words = (entry / "cmdline").read_bytes()
+                    if lives(entry.name) and words == b"sleep\0" + mark.encode() + b"\0":
                         pids.append(int(entry.name))
                 except OSError:
                     continue

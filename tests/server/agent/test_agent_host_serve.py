@@ -5,13 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import anyio
 import httpx
 import pytest
 import yaml
 
+from inspan_runtime.testing.processes import lives
 from inspan_server.model.capture import Capture
 from inspan_server.model.gateway import create_gateway
 from inspan_server.model.script import parse_script
@@ -73,13 +73,6 @@ async def called(client, answers):
         answers.append(None)
 
 
-def runs(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 async def test_the_harness_of_a_server_that_ends_is_stopped_by_it_or_by_the_next(
     model, tmp_path, until, number
@@ -99,5 +92,5 @@ async def test_the_harness_of_a_server_that_ends_is_stopped_by_it_or_by_the_next
             assert len(os.listdir(folder)) == 1
             async with server(tmp_path, url) as (_, client):
                 assert (await client.get("/healthz")).status_code == 200
-        assert not runs(shell)
+        assert not lives(shell)
         assert os.listdir(folder) == []

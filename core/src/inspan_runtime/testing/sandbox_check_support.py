@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 
 from inspan_core.sandbox import ExecResult, Sandbox, SandboxProvider, SandboxSpec
+from inspan_runtime.testing.processes import is_dead
 
 MakeSpec = Callable[..., SandboxSpec]
 Check = Callable[[SandboxProvider, MakeSpec], Awaitable[None]]
@@ -37,7 +38,7 @@ UNEXPECTED = frozenset({"options", "usage", "late_reach"})
 
 
 class CheckFailed(AssertionError):
-    """The provider breaks the contract; the message says how."""
+    """What is checked breaks a rule; the message says which and how."""
 
 
 def expect(claim: bool, sentence: str) -> None:
@@ -123,7 +124,7 @@ async def becomes_true(claim: Callable[[], Awaitable[bool]], sentence: str) -> N
 async def is_running(sandbox: Sandbox, pid: bytes) -> bool:
     """Whether a process of the sandbox lives; a zombie is dead."""
     found = await sh(sandbox, f"cat /proc/{int(pid)}/stat 2>/dev/null")
-    return found.exit_code == 0 and found.stdout.rsplit(b")", 1)[1].split()[0] not in (b"Z", b"X")
+    return found.exit_code == 0 and not is_dead(found.stdout)
 
 
 def _names(kinds: type[BaseException] | tuple[type[BaseException], ...]) -> str:

@@ -15,9 +15,9 @@ def children_by_parent() -> dict[int, list[int]]:
                     line = file.read()
             except OSError:
                 continue
-            state, parent = line[line.rindex(b")") + 2 :].split()[:2]
-            if state not in (b"Z", b"X"):
-                tree.setdefault(int(parent), []).append(int(name))
+            fields = line[line.rindex(b")") + 2 :].split()
+            if fields[0] not in (b"Z", b"X") or int(fields[17]) > 1:  # Its other threads run.
+                tree.setdefault(int(fields[1]), []).append(int(name))
     return tree
 
 
