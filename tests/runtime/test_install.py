@@ -147,6 +147,7 @@ async def test_whatever_stands_in_its_place_without_a_marker_gives_way(installer
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "precious").write_text("stays")
+    place.parent.mkdir()
     if kind == "empty folder":
         place.mkdir()
     elif kind == "file":
@@ -219,9 +220,7 @@ async def test_a_cancelled_installation_leaves_nothing(installer, tmp_path):
             lambda: installer.publish(KEY, archive, health=HEALTH, expect="tiny"), name="publish"
         )
         with anyio.fail_after(30):
-            while not any(
-                (path / "bin").is_dir() for path in (tmp_path / "runtimes").iterdir() if path.is_dir()
-            ):
+            while not any(tmp_path.glob("runtimes/*/bin")):
                 await anyio.sleep(0.01)
         tasks.cancel_scope.cancel()
     assert leftovers(tmp_path / "runtimes") == []

@@ -13,13 +13,23 @@ import pytest
 
 from inspan_core.errors import UnsupportedTarget
 from inspan_core.sandbox import SandboxSpec
-from inspan_runtime.preflight import Wanted, judged, preflight, preflight_script, read_facts, require
+from inspan_runtime.preflight import (
+    CERTIFICATES,
+    SHELLS,
+    Wanted,
+    judged,
+    preflight,
+    read_facts,
+    require,
+)
+from inspan_runtime.preflight_script import preflight_script
 from inspan_runtime.providers.bubblewrap import BubblewrapProvider, has_mapped_ids
 from inspan_runtime.testing.private_engine import NoEngine, busybox_tree
 from inspan_runtime.testing.sandbox_check_support import opened, out
 
 pytestmark = [pytest.mark.anyio, pytest.mark.sandbox]
-WANTED = Wanted(session_dir="/tmp/inspan/s", runtime_dirs=("/opt/inspan/runtimes", "/var/tmp/runtimes"))
+WANTED = Wanted(session_dir="/tmp/inspan/s", python=True)
+ROOTS = ("/opt/inspan/runtimes", "/var/tmp/runtimes")
 APT_LIMIT_S = 60.0
 
 
@@ -70,7 +80,7 @@ def musl(tmp_path, busybox):
 async def found_in(provider, wanted=WANTED, **changes):
     async with opened(provider, lambda: SandboxSpec(workdir="/task", ttl_s=120.0, **changes)) as sandbox:
         before = await out(sandbox, "ls -A / /tmp /opt /var/tmp 2>/dev/null; true")
-        found = await preflight(sandbox, wanted)
+        found = await preflight(sandbox, wanted, roots=ROOTS, workdir="/task")
         assert await out(sandbox, "ls -A / /tmp /opt /var/tmp 2>/dev/null; true") == before, (
             "it left something"
         )
@@ -87,15 +97,15 @@ async def test_hosts_root_is_fit(provider):
     assert facts.python_version.startswith("3.") and facts.python.startswith("/")
     assert facts.programs["cat"].endswith("/cat") and "sh" in facts.shells
     assert abs(facts.clock_skew_s) < 60
-    assert [place.path for place in facts.places] == [WANTED.session_dir, *WANTED.runtime_dirs]
-    assert all(place.writes and place.runs and place.free_mib > 0 for place in facts.places)
+    assert [place.path for place in facts.places] == [WANTED.session_dir]
+    assert all(place.writes and place.runs and place.free_mib > 0 for place in (*facts.places, *facts.roots))
+    assert (facts.root, facts.ready, facts.workdir) == (ROOTS[0], (), "folder")
     require(found)
 
 
 async def test_wants_that_are_not_there_are_all_named(provider):
     wanted = Wanted(
         session_dir="/proc/session",
-        runtime_dirs=("/proc/a", "/proc/b"),
         programs=("no-such-program", "cat", "another one"),
         architectures=("sparc",),
         libcs=("bionic",),
@@ -109,7 +119,6 @@ async def test_wants_that_are_not_there_are_all_named(provider):
         f"architecture is {platform.machine()}; supported: sparc",
         "supported: bionic",
         "session files: /proc/session cannot be written to",
-        "runtimes: ",
         "its image is not known",
     ):
         assert words in str(raised.value)
@@ -118,8 +127,8 @@ async def test_wants_that_are_not_there_are_all_named(provider):
 async def test_space_is_counted(tmp_path):
     provider = BubblewrapProvider({"runtime_dir": str(tmp_path / "run"), "space_limit_mib": 16})
     assert (await found_in(provider, attrs.evolve(WANTED, free_mib=8))).problems == ()
-    (problem, other) = (await found_in(provider, attrs.evolve(WANTED, free_mib=64))).problems
-    assert "MiB free, 64 are needed" in problem and other.startswith("runtimes: ")
+    (problem,) = (await found_in(provider, attrs.evolve(WANTED, free_mib=64))).problems
+    assert "MiB free, 64 are needed" in problem
 
 
 async def test_busybox_alone(provider, busybox):
@@ -152,7 +161,15 @@ async def test_shell_without_any_program(provider, tmp_path, busybox):
         for member in tar:
             if member.name in ("bin", "tmp", "root", "etc", "bin/busybox", "bin/cat", "bin/ls", "bin/sh"):
                 kept.addfile(member, tar.extractfile(member) if member.isfile() else None)
-    script = preflight_script(WANTED, ["python3"])
+    script = preflight_script(
+        places=[WANTED.session_dir],
+        roots=ROOTS,
+        workdir="/task",
+        programs=(),
+        shells=SHELLS,
+        certificates=CERTIFICATES,
+        pythons=["python3"],
+    )
     spec = SandboxSpec(workdir="/task", ttl_s=120.0, root=str(bare))
     async with opened(provider, lambda: spec) as sandbox:
         # As an image with a plain shell: busybox itself runs its applets by name.
@@ -182,12 +199,15 @@ def test_other_answers_are_refused(output):
         read_facts(output, 0.0, ())
 
 
+PLACE = {"path": "/s", "tried": "/", "writes": True, "runs": True, "free_kib": "2048", "barred": None}
+
+
 def answer(**changes):
-    place = {"path": "/s", "tried": "/", "writes": True, "runs": True, "free_kib": "2048"}
     facts = {"os": "Linux", "arch": "x86_64", "libc": "glibc", "libc_version": "2.36", "user": "0"}
     facts |= {"clock": "1000", "python": "/usr/bin/python3", "python_version": "3.11.2"}
     facts |= {"certificates": "/etc/ssl/cert.pem", "shells": {"sh": "/bin/sh", "": None}}
-    facts |= {"programs": {"": None}, "places": [place, None]}
+    facts |= {"programs": {"": None}, "places": [PLACE, None], "roots": [None], "ready": [None]}
+    facts |= {"word": None, "workdir": "folder"}
     return json.dumps({**facts, **changes}).encode()
 
 
@@ -196,10 +216,13 @@ def answer(**changes):
     [
         b"[" * 60_000,
         answer(clock=float("inf")),
-        answer(places=[{"path": "/s", "tried": "/", "writes": True, "runs": True, "free_kib": float("inf")}]),
-        answer(places=[]),
-        answer(places=[None]),
-        answer(places=[{"path": [], "tried": "/", "writes": True, "runs": True, "free_kib": None}]),
+        answer(places=[{**PLACE, "free_kib": float("inf")}]),
+        answer(places=[{**PLACE, "path": []}]),
+        answer(roots=[{**PLACE, "barred": 7}]),
+        answer(roots=7),
+        answer(ready=[7]),
+        answer(ready=None),
+        answer(word={}),
         answer(python=["/usr/bin/python3"]),
         answer(libc_version={}),
         answer(programs={"git": 7}),
@@ -210,6 +233,23 @@ def test_answers_that_only_look_like_one_are_refused(output):
     """A task's own `sh` may print anything."""
     with pytest.raises(UnsupportedTarget, match="usable POSIX shell"):
         read_facts(output, 0.0, ())
+
+
+@pytest.mark.parametrize("places", [[], [None]])
+def test_place_of_which_nothing_is_told_is_a_problem(places):
+    facts = read_facts(answer(places=places), 1000.0, ())
+    assert judged(facts, Wanted(session_dir="/s"))[0] == ("session files: nothing was told of /s",)
+
+
+def test_hosts_word_is_told():
+    assert read_facts(answer(word="abc"), 0.0, ()).word == "abc"
+
+
+@pytest.mark.parametrize(
+    ("found", "meant"), [("amd64", "x86_64"), ("arm64", "aarch64"), ("riscv64", "riscv64")]
+)
+def test_other_names_of_an_architecture(found, meant):
+    assert read_facts(answer(arch=found), 0.0, ()).target.arch == meant
 
 
 PINNED = "sha256:" + "a" * 64
@@ -239,7 +279,7 @@ def test_clock_that_is_far_off_is_a_warning():
 
 
 def test_place_that_does_not_run_programs_is_a_problem():
-    place = {"path": "/s", "tried": "/", "writes": True, "runs": False, "free_kib": None}
+    place = {**PLACE, "runs": False, "free_kib": None}
     facts = read_facts(answer(places=[place, None]), 1000.0, ())
     assert judged(facts, Wanted(session_dir="/s"))[0] == ("session files: programs do not run from /s",)
     assert os.path.isabs(facts.places[0].path)

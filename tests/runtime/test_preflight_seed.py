@@ -12,6 +12,7 @@ from inspan_runtime.harness_work import OwnedSandbox
 from inspan_runtime.install_cache import RuntimeCache
 from inspan_runtime.providers.local import LocalProvider
 from inspan_runtime.service import AgentService, ServiceSettings
+from inspan_runtime.testing.sandbox_wrappers import WrappedSandbox, of
 
 pytestmark = pytest.mark.anyio
 EPISODE = EpisodeId(rollout_id="r")
@@ -44,6 +45,7 @@ class Choosy:
     @hookimpl
     async def inspan_install(self, context):
         self.installed += 1
+        await context.installer.target()
         return {}
 
     @hookimpl
@@ -59,8 +61,8 @@ class Choosy:
         raise AssertionError("never activated")
 
 
-def service_of(harness, tmp_path, **spec):
-    provider = LocalProvider({"runtime_dir": str(tmp_path / "run")})
+def service_of(harness, tmp_path, wrapped=WrappedSandbox, **spec):
+    provider = of(wrapped)(LocalProvider({"runtime_dir": str(tmp_path / "run")}))
     return AgentService(
         load_plugins(extra=[harness], entry_points=False).harness("choosy"),
         {"box": lambda: provider},
@@ -97,5 +99,22 @@ async def test_fit_sandbox_is_installed_into(tmp_path):
         with anyio.fail_after(30):
             assert (await service.seed(SEED, "d", Cookie.ABSENT)).status == 200
             assert harness.installed == 1
+            close = CloseRequest(agent_session_id="s", episode_id=EPISODE)
+            assert (await service.close(close, Cookie.SAME)).status == 200
+
+
+async def test_a_seed_looks_once(tmp_path):
+    """What the installer wants to know is found by the same exec as what the harness wants."""
+    looks = []
+
+    class Counted(WrappedSandbox):
+        async def exec(self, argv, **options):
+            looks.append(argv[0])
+            return await self.inner.exec(argv, **options)
+
+    async with service_of(Choosy(SandboxNeeds()), tmp_path, Counted) as service:
+        with anyio.fail_after(30):
+            assert (await service.seed(SEED, "d", Cookie.ABSENT)).status == 200
+            assert looks == ["sh"]
             close = CloseRequest(agent_session_id="s", episode_id=EPISODE)
             assert (await service.close(close, Cookie.SAME)).status == 200

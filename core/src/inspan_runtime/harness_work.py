@@ -35,7 +35,7 @@ from inspan_runtime.install_shared import create_with_runtimes
 from inspan_runtime.jar import take_jar
 from inspan_runtime.packing import pack_artifacts, pack_grants, pack_parsed
 from inspan_runtime.parser_threads import ParserThreads
-from inspan_runtime.preflight import Wanted, preflight, require
+from inspan_runtime.preflight import Wanted, require
 from inspan_runtime.redaction import redacted, redacted_text, secrets_of, without_secrets
 from inspan_runtime.room import Room
 from inspan_runtime.session_reach import SessionReach
@@ -241,7 +241,7 @@ class HarnessWork:
 
     async def install(self, room: Room) -> None:
         """Look at the sandbox, then let the plugin make its runtime ready."""
-        found = await preflight(room.connected, self._wanted(room))
+        found = await self._installer_of(room).look(self._wanted(room))
         for warning in found.warnings:
             _logger.info("sandbox %s: %s", self.sandbox_id, warning)
         require(found)
@@ -263,7 +263,6 @@ class HarnessWork:
         needs = self.harness.spec.needs
         return Wanted(
             session_dir=room.session_dir,
-            python=False,
             programs=needs.programs,
             certificates=needs.certificates,
             free_mib=needs.free_mib,
@@ -272,7 +271,7 @@ class HarnessWork:
 
     async def _try_servers(self, room: Room) -> None:
         """Connect to the model and the granted servers from inside; the harness gets what can be used."""
-        python = (await self._context(room)["installer"].target()).python or self.runtime.get("python")
+        python = (await self._installer_of(room).target()).python or self.runtime.get("python")
         if self.tool_accesses and not isinstance(python, str):
             raise UnsupportedTarget("the sandbox has no Python 3.8 or newer, by which tool grants are tried")
         if self.model_url is not None and isinstance(python, str):
@@ -302,7 +301,7 @@ class HarnessWork:
         with without_secrets(self._secrets()):
             return await self.harness.stage(context)
 
-    def _context(self, room: Room) -> dict[str, Any]:
+    def _installer_of(self, room: Room) -> SandboxInstaller:
         if self._installer is None:
             lease_s: float | None = DEFAULT_LEASE_S
             if self.owned is not None and self.seed.sandbox_access is None:
@@ -310,11 +309,14 @@ class HarnessWork:
             self._installer = SandboxInstaller(
                 room.connected, self.cache, workdir=room.workdir, lease_s=lease_s
             )
+        return self._installer
+
+    def _context(self, room: Room) -> dict[str, Any]:
         return {
             "sandbox": room.connected,
             "session_dir": room.session_dir,
             "workdir": room.workdir,
-            "installer": self._installer,
+            "installer": self._installer_of(room),
             "options": self.options,
             "tool_accesses": self.reached.inside_grants(self.tool_accesses),
         }

@@ -35,10 +35,12 @@ from inspan_core.harness import BuildFolder, RuntimeArchive, RuntimeKey, Target
 from inspan_core.sandbox import Sandbox
 from inspan_runtime.install_cache import RuntimeCache
 from inspan_runtime.install_shared import SHARED_PATH
-from inspan_runtime.install_target import DEFAULT_ROOTS, PYTHON_CANDIDATES, Probe, probe_script, read_probe
 from inspan_runtime.install_unpacker import MARKER
+from inspan_runtime.preflight import Facts, Preflight, Wanted, preflight, usual_pythons
 
-PROBE_TIMEOUT_S = 60.0
+DEFAULT_ROOTS = ("/opt/inspan/runtimes", "/var/tmp/inspan-runtimes", "/tmp/inspan-runtimes")
+"""Where runtimes may live inside: the first that can be written and run from. All outside task and HOME."""
+
 HEALTH_TIMEOUT_S = 120.0
 UNPACK_TIMEOUT_S = 600.0
 DISCARD_TIMEOUT_S = 30.0
@@ -89,17 +91,32 @@ class SandboxInstaller:
         self._shared = hosts if is_host and roots is None else None
         places = (hosts, *DEFAULT_ROOTS) if is_host else DEFAULT_ROOTS
         self._roots = places if roots is None else tuple(roots)
-        named = sandbox.descriptor.get("python")
-        usual = (named, *PYTHON_CANDIDATES) if isinstance(named, str) else PYTHON_CANDIDATES
-        self._pythons = usual if pythons is None else tuple(pythons)
+        self._pythons = usual_pythons(sandbox) if pythons is None else tuple(pythons)
         self.has_lease = False
         self.checking_s = 0.0
-        self._probe: Probe | None = None
+        self._facts: Facts | None = None
         self._lock = anyio.Lock()
 
+    async def look(self, wanted: Wanted) -> Preflight:
+        """Look at the sandbox, for what a harness wants of it and for where runtimes can live.
+
+        Raises:
+            UnsupportedTarget, SandboxError: As for `inspan_runtime.preflight.preflight`.
+        """
+        async with self._lock:
+            return await self._look(wanted)
+
+    async def _look(self, wanted: Wanted) -> Preflight:
+        found = await preflight(
+            self._sandbox, wanted, roots=self._roots, workdir=self._workdir, pythons=self._pythons
+        )
+        self._facts = found.facts
+        await self._recognise(found.facts.word)
+        return found
+
     async def target(self) -> Target:
-        """Probe the sandbox (once)."""
-        return (await self._probed()).target
+        """Say what the sandbox is, by the one look at it."""
+        return (await self._known()).target
 
     async def archive(
         self, key: RuntimeKey, build: Callable[[BuildFolder], Awaitable[None]]
@@ -109,13 +126,13 @@ class SandboxInstaller:
 
     def prefix(self, key: RuntimeKey) -> str:
         """Where this runtime is, or where `publish` puts it: known for certain once `target` was awaited."""
-        found = () if self._probe is None else self._probe.ready
+        found = () if self._facts is None else self._facts.ready
         for place in found:
             if posixpath.basename(place) == str(key):
                 return place
         if self._shared is not None:
             return f"{self._shared}/{key}"
-        root = None if self._probe is None else self._probe.root
+        root = None if self._facts is None else self._facts.root
         return f"{root or self._roots[0]}/{key}"
 
     async def healthy(self, prefix: str, *, health: Sequence[str], expect: str) -> bool:
@@ -143,24 +160,24 @@ class SandboxInstaller:
         self, key: RuntimeKey, archive: RuntimeArchive, *, health: Sequence[str], expect: str
     ) -> str:
         """Unpack, check and publish a runtime atomically; see `Installer`."""
-        probe = await self._probed()
+        facts = await self._known()
         if self._shared is not None:
             shown = await self._publish_shown(key, archive, health, expect)
             if shown is not None:
                 return shown
-        if probe.root is None:
+        if facts.root is None:
             raise UnsupportedTarget(
-                f"no folder of the sandbox can hold a runtime that runs ({probe.tried}); "
+                f"no folder of the sandbox can hold a runtime that runs ({facts.tried}); "
                 f"supported: one of {', '.join(self._roots)}, writable and not noexec"
             )
-        if probe.target.python is None:
-            raise UnsupportedTarget(_no_python(probe.target))
-        prefix = f"{probe.root}/{key}"
+        if facts.python is None:
+            raise UnsupportedTarget(_no_python(facts.target))
+        prefix = f"{facts.root}/{key}"
         seen = await self._marker(prefix)
         if seen is not None and await self._fault(prefix, health, expect) is None:
             return prefix
         nonce = uuid.uuid4().hex
-        private, upload = f"{probe.root}/.{nonce}", f"{probe.root}/.{nonce}.tar"
+        private, upload = f"{facts.root}/.{nonce}", f"{facts.root}/.{nonce}.tar"
         marker = {"runtime": str(key), "sha256": archive.sha256, "installation": nonce}
         try:
             await self._sandbox.upload_file(upload, archive.path, mode=0o600)
@@ -210,20 +227,12 @@ class SandboxInstaller:
         with anyio.move_on_after(DISCARD_TIMEOUT_S, shield=True), suppress(InstallError, SandboxError):
             await self._order({"do": "discard", "private": private, "archive": upload})
 
-    async def _probed(self) -> Probe:
+    async def _known(self) -> Facts:
         async with self._lock:
-            if self._probe is None:
-                result = await self._sandbox.exec(
-                    ["sh", "-c", probe_script(self._roots, self._workdir, self._pythons)],
-                    timeout_s=PROBE_TIMEOUT_S,
-                    cwd="/",
-                    output_limit_bytes=64 * 1024,
-                )
-                probe = read_probe(result.stdout.decode("utf-8", "replace"))
-                _refuse_workdir(self._workdir, probe.workdir)
-                self._probe = probe
-                await self._recognise(self._probe.word)
-            return self._probe
+            facts = self._facts or (await self._look(Wanted())).facts
+        _refuse_unknown(facts)
+        _refuse_workdir(self._workdir, facts.workdir)
+        return facts
 
     async def _recognise(self, word: str | None) -> None:
         """Whether the folder that the sandbox sees is this host's."""
@@ -268,17 +277,17 @@ class SandboxInstaller:
         )
 
     async def _order(self, order: Mapping[str, Any]) -> dict[str, Any]:
-        probe = await self._probed()
-        if probe.target.python is None:
-            raise UnsupportedTarget(_no_python(probe.target))
+        facts = await self._known()
+        if facts.python is None:
+            raise UnsupportedTarget(_no_python(facts.target))
         result = await self._sandbox.exec(
-            [probe.target.python, "-I", "-S", "-", json.dumps(order)],
+            [facts.python, "-I", "-S", "-", json.dumps(order)],
             timeout_s=UNPACK_TIMEOUT_S,
             cwd="/",
             stdin=_unpacker_source(),
             output_limit_bytes=64 * 1024,
         )
-        shown = f"{probe.target.python} -I -S - ({order['do']})"
+        shown = f"{facts.python} -I -S - ({order['do']})"
         try:
             answer = json.loads(result.stdout)
         except (ValueError, RecursionError):
@@ -292,6 +301,11 @@ class SandboxInstaller:
                 output=result.stderr.decode("utf-8", "replace")[-OUTPUT_TAIL_CHARS:],
             )
         return answer
+
+
+def _refuse_unknown(facts: Facts) -> None:
+    if not facts.os or not facts.arch:
+        raise UnsupportedTarget("the sandbox does not say what it runs on: it has no `uname`")
 
 
 def _refuse_workdir(workdir: str, found: str) -> None:

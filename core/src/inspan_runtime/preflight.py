@@ -9,18 +9,20 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from attrs import field, frozen
 
 from inspan_core.errors import UnsupportedTarget
+from inspan_core.harness import Target
 from inspan_core.sandbox import Sandbox
-from inspan_runtime.install_target import PYTHON_CANDIDATES, PYTHON_CHECK
-from inspan_runtime.preflight_script import filled
+from inspan_runtime.preflight_script import PYTHON_CANDIDATES, preflight_script
 
 PREFLIGHT_LIMIT_S = 60.0
 OUTPUT_LIMIT_BYTES = 64 * 1024
 CLOCK_SLACK_S = 300.0
-MIB = 1024 * 1024
+LEAST_MIB = 0.1  # What is left where the preflight's own few bytes no longer fit.
 SHELLS = ("sh", "bash", "dash", "ash", "busybox")
 CERTIFICATES = (
     "/etc/ssl/certs/ca-certificates.crt",
@@ -41,6 +43,7 @@ class Place:
         writes: Whether a file could be made there.
         runs: Whether a program could be run from there.
         free_mib: Free space, or None where it cannot be told.
+        barred: Why it was not even tried, or None.
     """
 
     path: str
@@ -48,6 +51,17 @@ class Place:
     writes: bool
     runs: bool
     free_mib: float | None = None
+    barred: str | None = None
+
+    @property
+    def fault(self) -> str | None:
+        """Why nothing can live there, or None."""
+        if self.barred is not None:
+            return f"{self.path} {self.barred}"
+        if not self.writes:
+            full = ": no space is left" if self.free_mib is not None and self.free_mib < LEAST_MIB else ""
+            return f"{self.path} cannot be written to{full}"
+        return None if self.runs else f"programs do not run from {self.path}"
 
 
 @frozen(kw_only=True)
@@ -66,6 +80,10 @@ class Facts:
         programs: {name: path, or None where it is missing} of the wanted utilities.
         certificates: The file of CA certificates, or None.
         places: The wanted folders.
+        roots: The candidate folders for runtimes, up to the first that does.
+        ready: Runtimes with a ready marker that stand in a candidate, best first.
+        word: What the host's folder says of itself where the sandbox sees one, or None.
+        workdir: The task's folder: ``folder``, ``file`` or ``missing``.
         clock_skew_s: How far the sandbox's clock is ahead of the host's, or None.
         images: Digests that the provider knows the sandbox's image by, each ``sha256:...``.
     """
@@ -83,6 +101,32 @@ class Facts:
     places: tuple[Place, ...]
     clock_skew_s: float | None
     images: tuple[str, ...]
+    roots: tuple[Place, ...] = ()
+    ready: tuple[str, ...] = ()
+    word: str | None = None
+    workdir: str = "folder"
+
+    @property
+    def target(self) -> Target:
+        """As hooks see it."""
+        return Target(
+            os=self.os,
+            arch=self.arch,
+            libc="unknown" if self.libc == "none" else self.libc,
+            libc_version=self.libc_version,
+            python=self.python,
+            python_version=self.python_version,
+        )
+
+    @property
+    def root(self) -> str | None:
+        """Where runtimes can live, or None."""
+        return next((one.path for one in self.roots if one.fault is None), None)
+
+    @property
+    def tried(self) -> str:
+        """What was found at each candidate for runtimes, for messages."""
+        return "; ".join(one.fault for one in self.roots if one.fault is not None) or "nothing was tried"
 
 
 @frozen(kw_only=True)
@@ -90,23 +134,21 @@ class Wanted:
     """What a harness needs of its sandbox.
 
     Attributes:
-        session_dir: Absolute folder for the session's files; must be written to and run from.
-        runtime_dirs: Candidate folders for runtimes: one of them must be written to and run from. None: the
-            runtime is there already.
+        session_dir: Absolute folder for the session's files; must be written to and run from. None: there
+            are none.
         architectures: As `Facts.arch`; empty: any.
         libcs: As `Facts.libc`; empty: any.
         python: Whether an interpreter must be there for the supervisor.
         programs: Utilities that must be there.
         certificates: Whether CA certificates must be there.
-        free_mib: How much must be free in the session's folder, and where runtimes go.
+        free_mib: How much must be free in the session's folder.
         image: The pinned image, ``sha256:...`` or ``name@sha256:...``; None: any.
     """
 
-    session_dir: str
-    runtime_dirs: tuple[str, ...] = ()
+    session_dir: str | None = None
     architectures: tuple[str, ...] = ()
     libcs: tuple[str, ...] = ()
-    python: bool = True
+    python: bool = False
     programs: tuple[str, ...] = ()
     certificates: bool = False
     free_mib: float = 0.0
@@ -129,32 +171,51 @@ class Preflight:
 
 
 async def preflight(
-    sandbox: Sandbox, wanted: Wanted, *, pythons: Sequence[str] = PYTHON_CANDIDATES
+    sandbox: Sandbox,
+    wanted: Wanted,
+    *,
+    roots: Sequence[str] = (),
+    workdir: str = "/",
+    pythons: Sequence[str] | None = None,
 ) -> Preflight:
     """Look at a sandbox.
 
     Args:
         sandbox: Where.
         wanted: What is asked for.
-        pythons: Candidate interpreters, best first; the one of the sandbox's descriptor goes before them.
+        roots: Candidate folders for runtimes, best first; that none does is no problem yet.
+        workdir: The task's folder, in which no runtime may live.
+        pythons: Candidate interpreters, best first; None: `usual_pythons`.
 
     Raises:
         UnsupportedTarget: There is no usable shell.
         SandboxGone, SandboxTransportError, ExecTimeout: As for `Sandbox.exec`.
     """
-    descriptor = sandbox.descriptor
-    named = descriptor.get("python")
-    candidates = [*([named] if isinstance(named, str) else []), *pythons]
+    script = preflight_script(
+        places=() if wanted.session_dir is None else (wanted.session_dir,),
+        roots=roots,
+        workdir=workdir,
+        programs=wanted.programs,
+        shells=SHELLS,
+        certificates=CERTIFICATES,
+        pythons=usual_pythons(sandbox) if pythons is None else pythons,
+    )
     before = time.time()
     result = await sandbox.exec(
-        ["sh", "-c", preflight_script(wanted, candidates)],
+        ["sh", "-c", script],
         timeout_s=PREFLIGHT_LIMIT_S,
         cwd="/",
         output_limit_bytes=OUTPUT_LIMIT_BYTES,
     )
-    facts = read_facts(result.stdout, (before + time.time()) / 2, _digests(descriptor))
+    facts = read_facts(result.stdout, (before + time.time()) / 2, _digests(sandbox.descriptor))
     problems, warnings = judged(facts, wanted)
     return Preflight(facts=facts, problems=problems, warnings=warnings)
+
+
+def usual_pythons(sandbox: Sandbox) -> tuple[str, ...]:
+    """Return the interpreter that a provider's descriptor names, and the usual ones."""
+    named = sandbox.descriptor.get("python")
+    return (named, *PYTHON_CANDIDATES) if isinstance(named, str) else PYTHON_CANDIDATES
 
 
 def require(found: Preflight) -> None:
@@ -167,20 +228,6 @@ def require(found: Preflight) -> None:
         raise UnsupportedTarget("the sandbox cannot carry the harness: " + "; ".join(found.problems))
 
 
-def preflight_script(wanted: Wanted, pythons: Sequence[str]) -> str:
-    """Return the `sh` script that prints the facts as one JSON object."""
-    return filled(
-        {
-            "pythons": pythons,
-            "python_check": (PYTHON_CHECK,),
-            "certificates": CERTIFICATES,
-            "shells": SHELLS,
-            "programs": wanted.programs,
-            "places": (wanted.session_dir, *wanted.runtime_dirs),
-        }
-    )
-
-
 def read_facts(output: bytes, host_clock_s: float, images: tuple[str, ...]) -> Facts:
     """Read what the script printed.
 
@@ -188,24 +235,14 @@ def read_facts(output: bytes, host_clock_s: float, images: tuple[str, ...]) -> F
         UnsupportedTarget: It is not what the script prints: there is no usable shell.
     """
     try:
-        found = json.loads(output)
+        found = json.loads(output.decode("utf-8", "surrogateescape"))
         clock = found.get("clock")
-        places = [
-            Place(
-                path=one["path"],
-                tried=one["tried"],
-                writes=one["writes"] is True,
-                runs=one["runs"] is True,
-                free_mib=None if one["free_kib"] is None else int(one["free_kib"]) / 1024,
-            )
-            for one in found["places"]
-            if one is not None
-        ]
+        places, roots = (_read_places(found[name]) for name in ("places", "roots"))
+        ready = [one for one in found["ready"] if one is not None]
         texts = [found["python"], found["libc_version"], found.get("python_version"), found["certificates"]]
-        texts += [*found["shells"].values(), *found["programs"].values()]
-        texts += [part for one in places for part in (one.path, one.tried)]
-        if not places or not all(one is None or isinstance(one, str) for one in texts):
-            raise TypeError("a text or a place is missing")
+        texts += [*found["shells"].values(), *found["programs"].values(), *ready, found["word"]]
+        if not all(one is None or isinstance(one, str) for one in texts):
+            raise TypeError("a text is missing")
         return Facts(
             os=str(found["os"] or "").lower(),
             arch=ARCHITECTURES.get(found["arch"], found["arch"] or ""),
@@ -217,14 +254,37 @@ def read_facts(output: bytes, host_clock_s: float, images: tuple[str, ...]) -> F
             python_version=found.get("python_version"),
             programs={name: path for name, path in found["programs"].items() if name},
             certificates=found["certificates"],
-            places=tuple(places),
+            places=places,
             clock_skew_s=None if clock is None else int(clock) - host_clock_s,
             images=images,
+            roots=roots,
+            ready=tuple(ready),
+            word=found["word"],
+            workdir=str(found["workdir"]),
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise UnsupportedTarget(
             f"the sandbox has no usable POSIX shell: the preflight printed {output[:200]!r}"
         ) from error
+
+
+def _read_places(found: Sequence[Mapping[str, Any] | None]) -> tuple[Place, ...]:
+    places = tuple(
+        Place(
+            path=one["path"],
+            tried=one["tried"],
+            writes=one["writes"] is True,
+            runs=one["runs"] is True,
+            free_mib=None if one["free_kib"] is None else int(one["free_kib"]) / 1024,
+            barred=one["barred"],
+        )
+        for one in found
+        if one is not None
+    )
+    texts = [part for one in places for part in (one.path, one.tried, one.barred or "")]
+    if not all(isinstance(one, str) for one in texts):
+        raise TypeError("a place is missing")
+    return places
 
 
 def judged(facts: Facts, wanted: Wanted) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -273,22 +333,15 @@ def _image(facts: Facts, wanted: Wanted) -> list[str]:
 
 
 def _places(facts: Facts, wanted: Wanted) -> list[str]:
-    session, *runtimes = facts.places
-    problems = [] if _fault(session, wanted) is None else [f"session files: {_fault(session, wanted)}"]
-    faults = [_fault(one, wanted) for one in runtimes]
-    if faults and None not in faults:
-        problems.append("runtimes: " + ", ".join(str(one) for one in faults))
-    return problems
+    if wanted.session_dir is not None and not facts.places:
+        return [f"session files: nothing was told of {wanted.session_dir}"]
+    return [f"session files: {one}" for one in map(partial(_fault, wanted), facts.places) if one is not None]
 
 
-def _fault(place: Place, wanted: Wanted) -> str | None:
-    if not place.writes:
-        return f"{place.path} cannot be written to"
-    if not place.runs:
-        return f"programs do not run from {place.path}"
-    if place.free_mib is not None and place.free_mib < wanted.free_mib:
-        return f"{place.path} has {place.free_mib:.0f} MiB free, {wanted.free_mib:.0f} are needed"
-    return None
+def _fault(wanted: Wanted, place: Place) -> str | None:
+    if place.fault is not None or place.free_mib is None or place.free_mib >= wanted.free_mib:
+        return place.fault
+    return f"{place.path} has {place.free_mib:.0f} MiB free, {wanted.free_mib:.0f} are needed"
 
 
 def _digests(descriptor: Mapping[str, object]) -> tuple[str, ...]:

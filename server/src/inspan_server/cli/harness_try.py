@@ -24,7 +24,7 @@ from inspan_runtime.install import SandboxInstaller
 from inspan_runtime.install_build import package_client_env
 from inspan_runtime.install_cache import RuntimeCache, default_cache_dir
 from inspan_runtime.install_shared import create_with_runtimes
-from inspan_runtime.preflight import Wanted, preflight, require
+from inspan_runtime.preflight import Wanted, require
 from inspan_runtime.providers import builtin
 
 TTL_S = 1800.0
@@ -116,12 +116,11 @@ async def try_harness(harness: Harness, sandbox: Sandbox, cache: RuntimeCache) -
     needs = harness.spec.needs
     wanted = Wanted(
         session_dir=session_dir,
-        python=False,
         programs=needs.programs,
         certificates=needs.certificates,
         free_mib=needs.free_mib,
     )
-    require(await preflight(sandbox, wanted))
+    require(await installer.look(wanted))
     context = SessionContext(
         sandbox=sandbox,
         session_dir=session_dir,
