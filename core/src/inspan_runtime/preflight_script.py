@@ -92,7 +92,8 @@ place() {
   [ -d "$base" ] || barred=${barred:-"lies below $base, which is no folder"}
   [ -n "$barred" ] || try_place
   printf '{"path": '; q "$1"; printf ', "tried": '; q "$base"
-  printf ', "writes": %s, "runs": %s, "free_kib": %s, "barred": ' $writes $runs "$free"; q "$barred"; printf '}, '
+  printf ', "writes": %s, "runs": %s, "free_kib": %s, "barred": ' $writes $runs "$free"
+  q "$barred"; printf '}, '
 }
 printf '{"os": '; q "$(uname -s 2>/dev/null)"
 printf ', "arch": '; q "$(uname -m 2>/dev/null)"
