@@ -239,3 +239,46 @@ async def test_a_client_that_goes_away_leaves_the_episode_to_its_end(run, until)
             tasks.cancel_scope.cancel()
         await until(lambda: "close_session" in resources.order, "the episode's end")
     assert resources.order == ["seed_session", "verify", "close_session"]
+
+
+NAMED = {**BODY, "episode_id": {"rollout_id": "r7", "attempt": 0}}
+
+
+async def test_the_same_named_episode_is_joined_and_replayed(run, tmp_path, until):
+    """It is run and verified once, however often it is asked for; another body is another episode."""
+    resources, answers = Resources(), []
+    script = {"*": [{"content": "late", "delay_s": 0.3}, {"content": "late"}]}
+    async with run(resources, script=script) as server:
+
+        async def ask(body):
+            answers.append(await server.client.post("/run", json=body))
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(ask, NAMED)
+        await ask(dict(reversed(NAMED.items())))
+        assert {answer.text for answer in answers} == {answers[0].text}
+        assert (answers[0].status_code, resources.order) == (
+            200,
+            ["seed_session", "verify", "close_session"],
+        )
+        await ask({**NAMED, "question": "when?"})
+        assert resources.order == ["seed_session", "verify", "close_session"] * 2
+        await until(lambda: list((tmp_path / "state" / "resources").iterdir()) == [], "that nothing is owed")
+
+
+async def test_an_episode_that_got_no_verdict_is_run_anew_when_it_is_asked_for_again(run):
+    resources = Resources(verify=(503, {}))
+    async with run(resources) as server:
+        assert (await server.client.post("/run", json=NAMED)).status_code == 503
+        resources.answers = {}
+        assert (await server.client.post("/run", json=NAMED)).json() == {"reward": 1.0}
+
+
+async def test_without_a_place_to_owe_a_close_nothing_is_seeded(run, tmp_path):
+    resources = Resources()
+    async with run(resources) as server:
+        (tmp_path / "state" / "resources").write_text("no folder")
+        answer = await server.client.post("/run", json=NAMED)
+    assert (answer.status_code, "cannot be written" in answer.json()["detail"]) == (503, True)
+    assert resources.order in ([], ["close_session"])

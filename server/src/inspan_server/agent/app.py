@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,6 +14,7 @@ from starlette.middleware import Middleware
 from inspan_core.plugins import Plugins
 from inspan_runtime.service import AgentService
 from inspan_server.agent.bodies import BodyLimits
+from inspan_server.agent.compat_run import CompatRuns
 from inspan_server.agent.config import AgentConfig, ResourcesServerConfig
 from inspan_server.agent.cookie_middleware import CookieMiddleware
 from inspan_server.agent.cookies import SessionCookies
@@ -20,11 +22,13 @@ from inspan_server.agent.guard import BearerGuard
 from inspan_server.agent.logs import follow_sessions
 from inspan_server.agent.metrics import AgentMetrics, CountRequests
 from inspan_server.agent.operations import Operations
+from inspan_server.agent.owed_closes import OwedCloses
 from inspan_server.agent.routes import AgentRoutes, on_http_error
 from inspan_server.agent.session_paths import SessionPaths
 from inspan_server.agent.state_files import admin_key, cookie_key
 from inspan_server.agent.wiring import build_service
 
+OWED_FOLDER = "resources"
 log = logging.getLogger(__name__)
 
 
@@ -58,6 +62,7 @@ def create_app(
         service,
         SessionCookies(cookie_key(config)),
         config.resources_server,
+        owed=OwedCloses(None if config.state_dir is None else Path(config.state_dir) / OWED_FOLDER),
         guard=guard,
         body_limits=BodyLimits(size_bytes=config.body_limit_bytes, timeout_s=config.body_timeout_seconds),
     )
@@ -68,6 +73,7 @@ def serve_sessions(
     cookies: SessionCookies,
     resources: ResourcesServerConfig | None = None,
     *,
+    owed: OwedCloses | None = None,
     guard: Middleware | None = None,
     body_limits: BodyLimits | None = None,
 ) -> Starlette:
@@ -76,11 +82,12 @@ def serve_sessions(
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         async with service:
+            routes.runs.close_left()
             yield
             if app.state.at_shutdown is not None:
                 app.state.at_shutdown()
 
-    routes = AgentRoutes(service, resources)
+    routes = AgentRoutes(service, CompatRuns(service, resources, owed or OwedCloses(None)))
     metrics = AgentMetrics(service)
     paths = [*routes.routes(), *Operations(service, routes, metrics).routes()]
     app = Starlette(

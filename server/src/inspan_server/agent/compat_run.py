@@ -7,30 +7,29 @@ stopped, is verified too and its answer masked; whatever was not proven stopped 
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 import uuid
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import anyio
-import httpx
 from attrs import define, field, frozen
 
-from inspan_core.codec import decode, encode, normalised_digest
+from inspan_core.codec import decode, normalised_digest
 from inspan_core.errors import WireError
-from inspan_core.json_text import problem
+from inspan_core.json_text import canonical_text, problem
 from inspan_core.wire import DirectHttpAccess, EpisodeId, ResponsesRequest, TaskId, ToolAccess
 from inspan_runtime.contents import error_answer
-from inspan_runtime.host_calls import HostCall, HostRequest
+from inspan_runtime.host_calls import REPLAY_LIMIT, HostCall, HostRequest
 from inspan_runtime.service import NO_HOST, AgentService, Answer
 from inspan_server.agent.config import ResourcesServerConfig
-from inspan_server.environment.calls import Answered, Retries, Stage, StageFailure, call, new_client
-from inspan_server.environment.cookies import cookies_set_by
+from inspan_server.agent.owed_closes import OwedClose, OwedCloses, OweError
+from inspan_server.agent.resources_session import CLOSE_LIMIT_S, ResourcesSession
+from inspan_server.environment.calls import StageFailure, new_client
 
-CLOSE_TRIES = 3
-CLOSE_RETRY_DELAY_S = 0.5
-CLOSE_LIMIT_S = 60.0
 GRANT_NAME = "resources"
 MASK: Mapping[str, Any] = {"mask_sample": True, "failure_kind": "agent_request_failed"}
 NO_BINDING = (
@@ -49,12 +48,14 @@ class CompatBody:
         episode_id: The body's, or one of its own.
         task_id: The body's where it has the contract's shape.
         task_data: All other fields.
+        key: The same for the same body, where it names its episode; else None.
     """
 
     params: ResponsesRequest
     episode_id: EpisodeId
     task_id: TaskId
     task_data: Mapping[str, Any]
+    key: str | None = None
 
 
 def decode_run(body: Any) -> CompatBody:
@@ -65,15 +66,16 @@ def decode_run(body: Any) -> CompatBody:
     """
     if not isinstance(body, dict):
         raise WireError([problem("model_attributes_type", (), "must be an object", body)])
-    rest = dict(body)
+    rest, key = dict(body), None
     params = _decoded(ResponsesRequest, rest.pop("responses_create_params", None), "responses_create_params")
     run_id = f"run-{uuid.uuid4().hex}"
     episode_id, task_id = EpisodeId(rollout_id=run_id), TaskId(taskset="run", task_id=run_id)
     if isinstance(rest.get("episode_id"), dict):
         episode_id = _decoded(EpisodeId, rest.pop("episode_id"), "episode_id")
+        key = hashlib.sha256(canonical_text(body).encode("utf-8", "surrogatepass")).hexdigest()
     if isinstance(rest.get("task_id"), dict):
         task_id = _decoded(TaskId, rest.pop("task_id"), "task_id")
-    return CompatBody(params=params, episode_id=episode_id, task_id=task_id, task_data=rest)
+    return CompatBody(params=params, episode_id=episode_id, task_id=task_id, task_data=rest, key=key)
 
 
 def _decoded(kind: Any, value: Any, name: str) -> Any:
@@ -84,16 +86,49 @@ def _decoded(kind: Any, value: Any, name: str) -> Any:
         raise WireError(faults) from error
 
 
+@define(eq=False)
+class _Run:
+    """One episode under way, or over."""
+
+    over: anyio.Event = field(factory=anyio.Event)
+    answer: Answer | None = None
+    answered_at: float = 0.0
+
+
 @define
 class CompatRuns:
     """Runs such episodes over one service.
 
+    A body that names its episode is known by it: the same request again joins the run, or gets its answer
+    again for the retry window. Nothing of it is journalled: after the death of the server it is run anew, in
+    a new session of the Resources Server, and the old one is closed.
+
     Attributes:
+        service: With the host path.
         resources: Where the Resources Server is; None: every run is refused.
+        owed: The sessions that are open there.
     """
 
     service: AgentService
     resources: ResourcesServerConfig | None
+    owed: OwedCloses = field(factory=lambda: OwedCloses(None))
+    _known: dict[str, _Run] = field(factory=dict, init=False)
+
+    def close_left(self) -> None:
+        """Begin to close what a killed server left open at its Resources Server."""
+        left = self.owed.left()
+        if left and self.service.host is not None:
+            self.service.host.spawn(partial(self._close_left, left))
+
+    async def _close_left(self, left: list[OwedClose]) -> None:
+        bound_s = CLOSE_LIMIT_S if self.resources is None else self.resources.timeout_s
+        async with new_client() as client, anyio.create_task_group() as tasks:
+            for each in left:
+                log.warning("closing session %s, which a killed server had left open", each.session_id)
+                session = ResourcesSession(
+                    client, each.base_url, bound_s, each.episode_id, self.owed, each.session_id, each.cookies
+                )
+                tasks.start_soon(session.close)
 
     async def run(self, body: CompatBody) -> Answer:
         """Run one episode. Being cancelled only forgets the one who waits."""
@@ -101,44 +136,57 @@ class CompatRuns:
             return error_answer(422, NO_BINDING)
         if self.service.host is None:
             return error_answer(422, NO_HOST)
-        answers: list[Answer] = []
-        over = anyio.Event()
-        episode = _Episode(self.service, self.resources, body)
+        self._forget_old()
+        run = None if body.key is None else self._known.get(body.key)
+        if run is None:
+            run = _Run()
+            self.service.host.spawn(partial(self._perform, run, body, self.resources))
+            if body.key is not None:
+                self._known[body.key] = run
+        await run.over.wait()
+        return run.answer or error_answer(503, "the server ended before the episode did")
 
-        async def task() -> None:
-            try:
-                async with new_client() as client:
-                    answers.append(await episode.answered(client))
-            finally:
-                over.set()
+    async def _perform(self, run: _Run, body: CompatBody, resources: ResourcesServerConfig) -> None:
+        try:
+            async with new_client() as client:
+                session = ResourcesSession(
+                    client, resources.base_url, resources.timeout_s, body.episode_id, self.owed
+                )
+                run.answer = await _Episode(self.service, session, body).answered()
+        finally:
+            run.answered_at = anyio.current_time()
+            run.over.set()
+            if run.answer is None or run.answer.status != 200:
+                self._known = {key: each for key, each in self._known.items() if each is not run}
 
-        self.service.host.spawn(task)
-        await over.wait()
-        return answers[0] if answers else error_answer(503, "the server ended before the episode did")
+    def _forget_old(self) -> None:
+        """Keep answers for the retry window, and no more of them than the limit."""
+        oldest = anyio.current_time() - self.service.settings.session.retry_window_s
+        over = [key for key, run in self._known.items() if run.answer is not None]
+        surplus = len(over) - REPLAY_LIMIT
+        for number, key in enumerate(over):
+            if number < surplus or self._known[key].answered_at < oldest:
+                del self._known[key]
 
 
 @define
 class _Episode:
     service: AgentService
-    resources: ResourcesServerConfig
+    session: ResourcesSession
     body: CompatBody
-    session_id: str = field(factory=lambda: f"resources-session-{uuid.uuid4().hex}", init=False)
-    cookies: dict[str, str] = field(factory=dict, init=False)
 
-    async def answered(self, client: httpx.AsyncClient) -> Answer:
+    async def answered(self) -> Answer:
         try:
-            return await self._graded(client)
+            return await self._graded()
         except StageFailure as error:
             return error_answer(422 if error.terminal else 503, f"{error.stage}: {error}")
+        except OweError as error:
+            return error_answer(503, f"seed: {error}")
         finally:
-            # Also when the server ends, which waits no longer for it than this.
-            with anyio.move_on_after(CLOSE_LIMIT_S, shield=True) as bound:
-                await self._close(client)
-            if bound.cancelled_caught:
-                log.warning("session %s of the Resources Server: not closed in time", self.session_id)
+            await self.session.close()
 
-    async def _graded(self, client: httpx.AsyncClient) -> Answer:
-        await self._seed(client)
+    async def _graded(self) -> Answer:
+        await self.session.seed(self.body.task_id, self.body.task_data)
         begun = self.service.start_host_call(
             HostRequest(
                 capture_key=self.body.episode_id.capture_key,
@@ -155,29 +203,13 @@ class _Episode:
         if answer is None or not begun.is_released:
             return error_answer(503, "the run is not proven over, so it is not verified")
         if begun.resources_cookies is not None:
-            self.cookies = dict(begun.resources_cookies)
+            self.session.cookies = dict(begun.resources_cookies)
         if answer.status == 200:
-            return Answer(status=200, body=await self._verify(client, answer.body))
+            return Answer(status=200, body=await self._verify(answer.body))
         if begun.failed_response is None:
             return answer
-        verdict = await self._verify(client, _failed_response(begun, answer))
+        verdict = await self._verify(_failed_response(begun, answer))
         return Answer(status=200, body={**verdict, **MASK})
-
-    async def _seed(self, client: httpx.AsyncClient) -> None:
-        body = {
-            **self._identity(),
-            "task_id": encode(self.body.task_id),
-            "task_data": dict(self.body.task_data),
-        }
-        answered = await self._call(client, "seed", "seed_session", body)
-        self.cookies = cookies_set_by(answered.response)
-        if answered.body.get("sandbox_access") is not None:
-            raise StageFailure(
-                "seed",
-                "the Resources Server supplies a sandbox, and /run uses the host: submit the episode to an "
-                "Environment Server",
-                terminal=True,
-            )
 
     def _grants(self) -> tuple[ToolAccess, ...]:
         """The request's functions are the Resources Server's, with the cookies of its seed."""
@@ -185,52 +217,21 @@ class _Episode:
         if not tools or self.service.harness.spec.tool_sources.isdisjoint({"direct_http"}):
             return ()
         grant = DirectHttpAccess(
-            name=GRANT_NAME, base_url=self.resources.base_url, cookies=dict(self.cookies), required=True
+            name=GRANT_NAME,
+            base_url=self.session.base_url,
+            cookies=dict(self.session.cookies),
+            required=True,
         )
         return (grant,)
 
-    async def _verify(self, client: httpx.AsyncClient, response: Mapping[str, Any]) -> Mapping[str, Any]:
-        body = {
-            **self.body.task_data,
-            "responses_create_params": dict(self.body.params.raw),
-            "response": dict(response),
-        }
-        verdict = (await self._call(client, "verification", "verify", body)).body
-        reward = verdict.get("reward")
-        if isinstance(reward, bool) or not isinstance(reward, int | float):
-            raise StageFailure(
-                "verification", f"verify: reward: expected a number, got {reward!r}", terminal=False
-            )
-        return verdict
-
-    async def _close(self, client: httpx.AsyncClient) -> None:
-        """Close the resources, also after a seed that failed: what became of it is not known."""
-        for attempt in range(CLOSE_TRIES):
-            try:
-                await self._call(client, "cleanup", "close_session", self._identity())
-                return
-            except StageFailure as error:
-                # The grade was earned before, and stands.
-                log.warning("session %s of the Resources Server: %s", self.session_id, error)
-                if error.terminal or attempt == CLOSE_TRIES - 1:
-                    return
-            await anyio.sleep(CLOSE_RETRY_DELAY_S)
-
-    def _identity(self) -> dict[str, Any]:
-        return {"resources_session_id": self.session_id, "episode_id": encode(self.body.episode_id)}
-
-    async def _call(
-        self, client: httpx.AsyncClient, stage: Stage, name: str, body: Mapping[str, Any]
-    ) -> Answered:
-        url = f"{self.resources.base_url.rstrip('/')}/{name}"
-        bound_s = self.resources.timeout_s
-        try:
-            with anyio.fail_after(bound_s):
-                return await call(
-                    client, stage, name, url, body, cookies=self.cookies, retries=Retries(window_s=bound_s)
-                )
-        except TimeoutError as error:
-            raise StageFailure(stage, f"{name} took longer than {bound_s:g} s", terminal=False) from error
+    async def _verify(self, response: Mapping[str, Any]) -> Mapping[str, Any]:
+        return await self.session.verify(
+            {
+                **self.body.task_data,
+                "responses_create_params": dict(self.body.params.raw),
+                "response": dict(response),
+            }
+        )
 
 
 def _failed_response(failed: HostCall, answer: Answer) -> dict[str, Any]:

@@ -24,7 +24,6 @@ from inspan_runtime.service import AgentService, Answer
 from inspan_runtime.waiting import Gone, WaiterGone, unless_gone
 from inspan_server.agent.bodies import JsonResponse, read_body, read_json_body, refusal
 from inspan_server.agent.compat_run import CompatRuns, decode_run
-from inspan_server.agent.config import ResourcesServerConfig
 from inspan_server.agent.cookie_middleware import marker_of, set_marker
 
 CLIENT_GONE_STATUS = 499
@@ -39,13 +38,13 @@ class AgentRoutes:
     """The endpoints over one service.
 
     Attributes:
-        resources: For the compatibility endpoint ``/run``.
+        runs: For the compatibility endpoint ``/run``.
         is_draining: Set while the server shuts down: seeds and host calls are refused, so that clients go
             elsewhere.
     """
 
     service: AgentService
-    resources: ResourcesServerConfig | None = None
+    runs: CompatRuns
     is_draining: bool = False
 
     def routes(self) -> list[Route]:
@@ -110,8 +109,7 @@ class AgentRoutes:
         body = decode_run(await read_json_body(request))
         if self.is_draining:
             return _draining()
-        runs = CompatRuns(self.service, self.resources)
-        answer = await _unless_gone(request, lambda gone: unless_gone(gone, lambda: runs.run(body)))
+        answer = await _unless_gone(request, lambda gone: unless_gone(gone, lambda: self.runs.run(body)))
         return JsonResponse(answer.status, answer.body)
 
     async def close(self, request: Request) -> Response:
