@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ from inspan_server.serving import served
 SERVER = Path(__file__).with_name("dying_server.py")
 EPISODE = {"rollout_id": "r", "attempt": 0}
 DEADLINE_S = 60.0
+KILLED = "killed"
 WAITS = "echo launched >> /counts/launches; while [ ! -e /counts/go ]; do sleep 0.05; done"
 SCRIPT = {
     "waits": [
@@ -54,8 +56,8 @@ def until(condition, what, *, pause_s=0.02):
 class World:
     """One server process at a time, over one state folder; what its sandboxes leave is seen on the host."""
 
-    def __init__(self, folder, config, *, kill_at=0, moment="after", model=None):
-        self.folder, self.moment, self.model = folder, moment, model
+    def __init__(self, folder, config, *, kill_at=0, moment="after", then=(), model=None):
+        self.folder, self.model, self.then = folder, model, list(then)
         self.kills = 0
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -65,17 +67,20 @@ class World:
         self.config.write_text(yaml.safe_dump(config))
         self.log = folder / "server.log"
         self.server = None
-        self.start(kill_at)
+        self.start(kill_at, moment)
 
-    def start(self, kill_at=0):
-        argv = [sys.executable, str(SERVER), str(self.config), str(self.port), str(kill_at), self.moment]
+    def start(self, kill_at=0, moment="after"):
+        self.dies, self.moment = kill_at > 0, moment
+        argv = [sys.executable, str(SERVER), str(self.config), str(self.port), str(kill_at), moment]
         with self.log.open("ab") as log:
             self.server = subprocess.Popen(argv, stdout=log, stderr=log)
         until(self._listens, "listening")
 
     def _listens(self):
         if self.server.poll() is not None:
-            raise AssertionError(self.log.read_text())
+            # One that is killed while it recovers may be gone before anybody has looked.
+            assert self.dies and self.server.returncode == -signal.SIGKILL, self.log.read_text()
+            return True
         try:
             socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
         except OSError:
@@ -91,7 +96,9 @@ class World:
             return
         assert self.server.returncode == -signal.SIGKILL, self.log.read_text()
         self.kills += 1
-        self.start()
+        with self.folder.joinpath("agent.records").open("a") as records:
+            records.write(f"{KILLED}-{self.moment}\n")
+        self.start(*(self.then.pop(0) if self.then else ()))
 
     def end(self, number=signal.SIGTERM):
         if self.server.poll() is None:
@@ -129,6 +136,15 @@ class World:
         path = self.folder / "agent.records"
         return path.read_text().split() if path.exists() else []
 
+    def lives(self):
+        """The records of each server's life; all but the last end with how it was killed."""
+        lives = [[]]
+        for record in self.records():
+            lives[-1].append(record)
+            if record.startswith(KILLED):
+                lives.append([])
+        return lives
+
     def launches(self):
         path = self.folder / "counts" / "launches"
         return len(path.read_text().split()) if path.exists() else 0
@@ -154,6 +170,57 @@ class World:
                 if mark in line or place.startswith(mark):
                     found.append((entry.name, line))
         return found
+
+
+class Census:
+    """Looks again and again how many sandboxes there are, while an episode goes on."""
+
+    def __init__(self, world):
+        self.world, self.most, self.seen = world, 0, set()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+
+    def _look(self):
+        while not self._over.wait(0.01):
+            now = self.world.sandboxes()
+            self.most, self.seen = max(self.most, len(now)), self.seen | now
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._over.set()
+        self._thread.join(10)
+
+
+def judge(world, answers, census):
+    """What holds for every episode of one client, whenever and however often its server was killed."""
+    seeded, activated, closed = answers
+    assert (seeded.status_code, closed.status_code) == (200, 200), closed.text
+    lives = world.lives()
+    # The launch was ordered and never begun: it is fenced, and not ordered again.
+    is_fenced = any(life[-2:] == ["Staged", f"{KILLED}-after"] for life in lives)
+    launches = 0 if is_fenced else 1
+    if launches:
+        assert activated.status_code == 200 and "it is done" in activated.text, activated.text
+    else:
+        assert activated.status_code == 503 and "never launched" in activated.json()["detail"]
+    assert world.launches() == launches
+    assert world.model_calls() == 2 * launches
+    for once in ("TerminationConfirmed", "Collected", "Parsed"):
+        assert world.records().count(once) <= 1
+    assert census.most == 1
+    # A set-up that was cut off is undone before another one begins; a later kill makes no second one.
+    assert len(census.seen) <= 1 + sum(is_set_up_cut(lives, number) for number in range(len(lives) - 1))
+    assert world.closes_again() == closed.json()
+    assert world.sandboxes() == set() and world.processes() == []
+
+
+def is_set_up_cut(lives, number):
+    """Whether a life ended between a seed and the record of what was installed."""
+    told = [record for life in lives[: number + 1] for record in life]
+    return "SeedRequested" in lives[number] and "Installed" not in told
 
 
 def seed_body(session, rollout="r"):
@@ -196,7 +263,7 @@ def worlds(tmp_path, model):
     made = []
     (tmp_path / "counts").mkdir()
 
-    def start(*, harness="echo", kind="bubblewrap", kill_at=0, moment="after", **changes):
+    def start(*, harness="echo", kind="bubblewrap", kill_at=0, moment="after", then=(), **changes):
         mounts = [{"source": str(tmp_path / "counts"), "target": "/counts", "read_only": False}]
         config = {
             "harness": harness,
@@ -208,7 +275,8 @@ def worlds(tmp_path, model):
             "session_close_timeout_seconds": 10,
             **changes,
         }
-        made.append(World(tmp_path, config, kill_at=kill_at, moment=moment, model=model))
+        kills = {"kill_at": kill_at, "moment": moment, "then": then}
+        made.append(World(tmp_path, config, **kills, model=model))
         return made[-1]
 
     yield start
@@ -238,6 +306,19 @@ def bodies():
         seed, close = staticmethod(seed_body), staticmethod(close_body)
 
     return Bodies
+
+
+@pytest.fixture
+def played():
+    """Play one episode, killed as the world says, and judge it; its three answers."""
+
+    def play(world):
+        with Census(world) as census:
+            answers = world.episode()
+        judge(world, answers, census)
+        return answers
+
+    return play
 
 
 @pytest.fixture

@@ -24,16 +24,36 @@ def die_at_the_limit(append):
     def counted(self, name, event):
         global written
         written += 1
-        if written == limit and moment == "before":
+        number = written
+        if number == limit and moment == "before":
             os.kill(os.getpid(), signal.SIGKILL)
-        append(self, name, event)
-        log = Path(sys.argv[1]).with_suffix(".records")
-        with log.open("a") as file:
-            file.write(type(event).__name__ + "\n")
-        if written == limit:
-            os.kill(os.getpid(), signal.SIGKILL)
+        ticket = append(self, name, event)
+        if ticket is not None:
+            return Awaited(ticket, number, event)
+        note(number, event)
+        return None
 
     return counted
+
+
+class Awaited:
+    """A record on its way to the disk."""
+
+    def __init__(self, ticket, number, event):
+        self.ticket, self.number, self.event = ticket, number, event
+
+    async def durable(self):
+        await self.ticket.durable()
+        note(self.number, self.event)
+
+
+def note(number, event):
+    """The record is durable, and nothing has followed from it yet."""
+    log = Path(sys.argv[1]).with_suffix(".records")
+    with log.open("a") as file:
+        file.write(type(event).__name__ + "\n")
+    if number == limit:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def refuse_beyond(quota, create):

@@ -7,6 +7,7 @@ to a file, by folders, and by every process that has a call's folder in its envi
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from collections import Counter
@@ -27,7 +28,8 @@ def script(tmp_path):
     counts = tmp_path / "counts"
     beats = f"while :; do echo . >> {counts}/beats-$KEY-$(basename $(dirname $PWD)); sleep 0.5; done"
     waits = (
-        f"export KEY; echo $KEY $PWD >> {counts}/launches; setsid sh -c '{beats}' </dev/null >/dev/null 2>&1 & "
+        f"export KEY; echo $KEY $PWD >> {counts}/launches; "
+        f"setsid sh -c '{beats}' </dev/null >/dev/null 2>&1 & "
         f"until [ -e {counts}/go ]; do sleep 0.2; done; echo went on"
     )
 
@@ -139,13 +141,14 @@ def play(world, number, wait_for, kill_from):
         answers = calls.all_answers()
         assert [answer.status_code for answer in answers] == [200] * AT_ONCE, answers[0].text
         assert all("it is done" in answer.text for answer in answers)
-        ran = launches(world)
+        ran = {each for each in launches(world) if each[0] in keys}
         anew = Counter(key for key, name in ran if name not in left)
-        assert set(anew.values()) <= {1}, "an answer that was lost is run anew once"
+        twice = [each for each in ran if anew[each[0]] > 1]
+        assert not twice, "an answer that was lost is run anew once"
         assert {key for key, _ in begun} <= set(anew), "and is run anew from its beginning"
         with Calls(world, keys) as again:
             assert [each.text for each in again.all_answers()] == [each.text for each in answers]
-    assert launches(world) == ran, "a repetition is replayed"
+    assert {each for each in launches(world) if each[0] in keys} == ran, "a repetition is replayed"
     assert beats(world, left) == written, "what the dead server's calls had left writes no more"
     wait_for(lambda: not folders(world), "the removal of all folders")
     wait_for(lambda: not processes_of(world, [""]), "the end of all processes of host calls")
@@ -175,7 +178,7 @@ def test_twenty_calls_are_cut_off_and_run_anew(world, bodies, wait_for):
 @pytest.mark.timeout(600)
 def test_round_after_round_at_any_moment(world, bodies, wait_for):
     """Killed when any number of them has begun; set-up, launch, run and release are all cut somewhere."""
-    seed = random.randrange(2**32)
+    seed = int(os.environ.get("INSPAN_TEST_SEED") or random.randrange(2**32))
     chance = random.Random(seed)
     cookies = seed_one(world, bodies)
     sandboxes = world.sandboxes()

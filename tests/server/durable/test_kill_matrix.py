@@ -7,8 +7,6 @@ the harness's own command writes to the host, by the model's server, by sandboxe
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(180)]
@@ -16,30 +14,11 @@ RECORDS = [
     "SeedRequested", "SandboxReady", "Installed", "ActivateRequested", "SlotGranted", "Staged",
     "ExecReturned", "TerminationConfirmed", "Collected", "Parsed", "CloseRequested", "SandboxStopped",
 ]  # fmt: skip
-NEVER_LAUNCHED = ("Staged", "after")
-"""The launch was ordered and nobody knows whether it was taken: it is fenced, and not ordered again."""
+FULL = pytest.mark.full
 
 
-class Census:
-    """Looks again and again how many sandboxes there are, while an episode goes on."""
-
-    def __init__(self, world):
-        self.world, self.most, self.seen = world, 0, set()
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look)
-
-    def _look(self):
-        while not self._over.wait(0.01):
-            now = self.world.sandboxes()
-            self.most, self.seen = max(self.most, len(now)), self.seen | now
-
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._over.set()
-        self._thread.join(10)
+def number_of(record):
+    return RECORDS.index(record) + 1
 
 
 def test_without_a_kill_the_journal_has_these_records(worlds):
@@ -48,44 +27,61 @@ def test_without_a_kill_the_journal_has_these_records(worlds):
     assert world.records() == RECORDS
 
 
-def play(world, record, moment):
-    with Census(world) as census:
-        seeded, activated, closed = world.episode()
+@pytest.mark.parametrize("moment", [pytest.param("before", marks=FULL), "after"])
+@pytest.mark.parametrize("record", RECORDS)
+def test_killed_at_a_record(worlds, played, record, moment):
+    world = worlds(kill_at=number_of(record), moment=moment)
+    played(world)
     assert world.kills == 1
-    assert (seeded.status_code, closed.status_code) == (200, 200), closed.text
-    launches = 0 if (record, moment) == NEVER_LAUNCHED else 1
-    if launches:
-        assert activated.status_code == 200 and "it is done" in activated.text
-    else:
-        assert activated.status_code == 503 and "never launched" in activated.json()["detail"]
-    assert world.launches() == launches
-    assert world.model_calls() == 2 * launches
-    written = world.records()
-    assert written.count("Staged") <= 1 + (record == "Staged")
-    for once in ("TerminationConfirmed", "Collected", "Parsed"):
-        assert written.count(once) <= 1
-    assert census.most == 1
-    # A set-up that was cut off is undone before another one begins; a later kill makes no second one.
-    assert len(census.seen) <= (2 if is_set_up_cut(record, moment) else 1)
-    assert world.closes_again() == closed.json()
-    assert world.sandboxes() == set() and world.processes() == []
 
 
-def is_set_up_cut(record, moment):
-    """Whether the kill came between the order to make a sandbox and the record of what was installed."""
-    return record in ("SeedRequested", "SandboxReady") or (record, moment) == ("Installed", "before")
+QUICK_FULL_SYNC = [("Staged", "after"), ("ExecReturned", "before"), ("CloseRequested", "after")]
 
 
-@pytest.mark.parametrize("moment", [pytest.param("before", marks=pytest.mark.full), "after"])
-@pytest.mark.parametrize(("kill_at", "record"), list(enumerate(RECORDS, start=1)), ids=RECORDS)
-def test_killed_at_a_record(worlds, kill_at, record, moment):
-    play(worlds(kill_at=kill_at, moment=moment), record, moment)
+@pytest.mark.parametrize(
+    ("record", "moment"),
+    [
+        pytest.param(record, moment, marks=() if (record, moment) in QUICK_FULL_SYNC else FULL)
+        for record in RECORDS
+        for moment in ("before", "after")
+    ],
+)
+def test_killed_at_a_record_that_waits_for_the_disk(worlds, played, record, moment):
+    world = worlds(kill_at=number_of(record), moment=moment, journal_sync="full")
+    played(world)
+    assert world.kills == 1
+
+
+QUICK_TWICE = [
+    ("SandboxReady", 1, "after"),
+    ("SlotGranted", 2, "after"),
+    ("Staged", 1, "before"),
+    ("ExecReturned", 2, "after"),
+    ("CloseRequested", 1, "after"),
+]
+
+
+@pytest.mark.parametrize(
+    ("record", "second", "moment"),
+    [
+        pytest.param(record, second, moment, marks=() if (record, second, moment) in QUICK_TWICE else FULL)
+        for record in RECORDS
+        for second in (1, 2, 3)
+        for moment in ("before", "after")
+    ],
+)
+def test_the_next_server_is_killed_as_well_while_it_recovers(worlds, played, record, second, moment):
+    """At the first, second or third record that the second server writes: a third one goes on."""
+    world = worlds(kill_at=number_of(record), then=[(second, moment)])
+    played(world)
+    assert world.kills >= 1 + (second == 1)
 
 
 @pytest.mark.full
 @pytest.mark.registry
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("record", ["Installed", "ActivateRequested", "Staged", "ExecReturned", "Collected"])
-def test_pi_goes_on_as_well(worlds, record):
-    world = worlds(kill_at=RECORDS.index(record) + 1, moment="after", harness="pi")
-    play(world, record, "after")
+def test_pi_goes_on_as_well(worlds, played, record):
+    world = worlds(kill_at=number_of(record), harness="pi")
+    played(world)
+    assert world.kills == 1
