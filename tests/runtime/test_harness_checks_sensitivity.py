@@ -214,6 +214,10 @@ BROKEN = {
     "malformed_arguments_are_kept": [
         parsing(lambda run, parsed: drops_gaps(run, _without_arguments(parsed))),
     ],
+    "unknown_tools_are_not_run": [
+        running('.get("name") != SHELL', '.get("no") == SHELL'),
+        parsing(lambda run, parsed: drops_gaps(run, without_first_items(parsed))),
+    ],
     "a_deadline_ends_its_tools": [completed_when(lambda run: run.timed_out)],
     "tools_keep_the_tasks_home": [
         running("start_new_session=True", "start_new_session=True, env=dict(os.environ, HOME=HERE)")
@@ -223,6 +227,10 @@ BROKEN = {
 
 def _without_arguments(parsed):
     return attrs.evolve(parsed, response={**parsed.response, "output": without_arguments(parsed.response)})
+
+
+def without_first_items(parsed):
+    return attrs.evolve(parsed, response={**parsed.response, "output": parsed.response["output"][2:]})
 
 
 SAYS = {
@@ -249,6 +257,7 @@ SAYS = {
     "collecting_is_repeatable_and_bounded": ["followed a link", "other files"],
     "tool_output_reaches_the_model": ["not sent to the model", "do not match"],
     "malformed_arguments_are_kept": ["became"],
+    "unknown_tools_are_not_run": ["by another tool", "became []"],
     "a_deadline_ends_its_tools": ["the deadline fired"],
     "tools_keep_the_tasks_home": ["not the task's HOME"],
 }

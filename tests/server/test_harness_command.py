@@ -18,7 +18,7 @@ from inspan_core.plugins import load_plugins
 from inspan_runtime.install_cache import RuntimeCache
 from inspan_server.cli.main import main
 
-ACTIONS = ("list", "show", "install", "doctor", "prune", "new")
+ACTIONS = ("list", "show", "install", "doctor", "check", "prune", "new")
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_show_tells_the_whole_declaration(inspan):
         assert part in page
 
 
-@pytest.mark.parametrize("action", ["show", "install"])
+@pytest.mark.parametrize("action", ["show", "install", "check"])
 def test_a_harness_that_is_not_there_is_wrong_usage_and_the_others_are_named(inspan, action):
     code, out, err = inspan(action, "nosuch")
     assert (code, out) == (2, "")
@@ -160,6 +160,36 @@ def test_doctor_tells_where_the_program_of_the_provider_is_missing(inspan, monke
     assert "apt-get install bubblewrap" in findings(out)["sandbox"]["detail"]
 
 
+def test_check_tells_what_passed_and_what_was_left_out(inspan):
+    code, out, _ = inspan(
+        "check", "echo", "--sandbox", "local", "--only", "declaration", "--only", "tool_out"
+    )
+    assert code == 0
+    assert out.splitlines() == [
+        "passed      declaration is sound",
+        "left out    tool output reaches the model: --shell was not given",
+        "echo in local: 1 passed, 0 failed, 1 left out or unavailable",
+    ]
+
+
+@pytest.mark.sandbox
+def test_check_fails_where_a_rule_is_broken_and_says_in_which_sandbox(inspan):
+    """The model calls a tool that the harness has not."""
+    code, out, _ = inspan("check", "echo", "--shell", "nosuch:command", "--only", "tool_output", "--json")
+    told = json.loads(out)
+    assert (code, told["harness"], told["sandbox"]) == (1, "echo", "bubblewrap")
+    (check,) = told["checks"]
+    assert (check["name"], check["status"]) == ("tool_output_reaches_the_model", "FAILED")
+    assert "not sent to the model" in check["message"]
+
+
+def test_check_of_a_program_that_is_not_there_is_one_error(inspan, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    code, out, err = inspan("check", "echo")
+    assert (code, out) == (3, "")
+    assert "apt-get install bubblewrap" in err
+
+
 def test_prune_of_an_empty_cache_and_of_nonsense(inspan, tmp_path):
     code, out, _ = inspan("prune", "--json")
     assert (code, json.loads(out)["removed"], json.loads(out)["kept"]) == (0, [], [])
@@ -175,6 +205,13 @@ FAILING = [
     (3, ["prune", "--cache-dir", "/dev/null"]),
     (2, ["prune", "--cache-dir", " "]),
     (2, ["prune", "--keep", "-1"]),
+    (2, ["check", "echo", "--only", "nosuch"]),
+    (2, ["check", "echo", "--shell", "bash"]),
+    (2, ["check", "echo", "--options", "[]"]),
+    (2, ["check", "echo", "--options", "{"]),
+    (2, ["check", "echo", "--options", '{"nosuch": 1}']),
+    (2, ["check", "echo", "--sandbox", "docker"]),
+    (2, ["check", "echo", "--sandbox", "nosuch"]),
     (2, ["new", "pi"]),
     (2, ["new", "my-agent", "--dir", "/"]),
     (2, ["new", "my-agent", "--dir", ""]),

@@ -175,7 +175,7 @@ async def test_what_others_in_the_sandbox_can_see_and_do(episode):
 
 async def test_a_deadline_during_a_tool_keeps_the_work_and_stops_everything(episode):
     async with episode([shell("sleep 4711.5 & sleep 4711.5")]) as (one, url, capture):
-        parsed = await one.run({"input": "Wait."}, url, timeout=6.0)
+        parsed = await one.run({"input": "Wait."}, url, timeout=10.0)
         count = "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -c 'sleep 4711[.]5' || true"
         found = await one.sandbox.exec(["sh", "-c", count], timeout_s=20)
     assert parsed.outcome is Outcome.INCOMPLETE

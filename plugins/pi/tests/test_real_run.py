@@ -233,7 +233,7 @@ async def test_a_deadline_during_a_tool_keeps_the_work_and_stops_everything(epis
     marker = "sleep 4711.5"
     script = [{"calls": [{"id": "call_a", "name": "bash", "args": json.dumps({"command": marker})}]}]
     one, server = await episode(script)
-    parsed = await one.run({"input": "Wait."}, server.base_url, timeout=4.0)
+    parsed = await one.run({"input": "Wait."}, server.base_url, timeout=12.0)
     assert parsed.outcome is Outcome.INCOMPLETE
     assert parsed.response["metadata"] == {"stop_reason": "time_limit"}
     assert parsed.response["output"][0]["call_id"] == "call_a"

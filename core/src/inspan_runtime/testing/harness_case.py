@@ -22,11 +22,15 @@ from inspan_runtime.install_build import package_client_env
 from inspan_runtime.install_cache import RuntimeCache, default_cache_dir
 from inspan_runtime.install_shared import create_with_runtimes
 from inspan_runtime.providers import builtin
-from inspan_runtime.testing.harness_episode import Episode, Run, expect
+from inspan_runtime.testing.harness_episode import Episode, Run
+from inspan_runtime.testing.sandbox_check_support import capabilities_of, expect
 from inspan_runtime.testing.scripted_model import Reply, scripted_model
 from inspan_runtime.testing.sight import MARK
 
 ANSWER = "What the check expects."
+COMMAND, PRINTED = "echo from-the-tool-$((6 * 7))", "from-the-tool-42"
+"""Who only repeats the command does not say what it prints."""
+
 SANDBOX_TTL_S = 600.0
 CREATE_TIMEOUT_S = 120.0
 KEPT_KINDS = ("local", "bubblewrap")
@@ -46,7 +50,7 @@ class HarnessCase:
     """What the checks must be told of a plugin.
 
     Attributes:
-        plugin: The plugin's module, or an object with its hooks.
+        plugin: The plugin's module, an object with its hooks, or a `Harness` with its wrappers.
         folder: An empty folder of this host, for sandboxes' state, and without isolation for workdirs.
         sandbox: The kind of sandboxes: ``local`` (no isolation), ``bubblewrap``, ``docker``, or another.
         image: Of which image they are, for kinds that have images.
@@ -75,6 +79,8 @@ class HarnessCase:
     @property
     def harness(self) -> Harness:
         """The plugin as a server uses it."""
+        if isinstance(self.plugin, Harness):
+            return self.plugin
         plugins = load_plugins([self.plugin, *self.wrappers], entry_points=False)
         expect(not plugins.problems, "; ".join(map(str, plugins.problems)))
         names = plugins.harness_names()
@@ -86,7 +92,7 @@ class HarnessCase:
         if self._whole is None:
             replies = [Reply(text=ANSWER)]
             if self.shell_call is not None:
-                replies = [Reply(calls=[("call_1", *self.shell_call("echo from-the-tool"))]), *replies]
+                replies = [Reply(calls=[("call_1", *self.shell_call(COMMAND))]), *replies]
             async with self.episode(*replies) as episode:
                 self._whole = await episode.run()
         return self._whole
@@ -97,7 +103,7 @@ class HarnessCase:
         own = self.folder / secrets.token_hex(4)
         own.mkdir(parents=True)
         provider = self._provider(own)
-        is_isolated = "isolation" in getattr(provider, "capabilities", ())
+        is_isolated = "isolation" in capabilities_of(provider)
         mark = secrets.token_hex(8)
         spec = SandboxSpec(
             workdir="/workspace" if is_isolated else str(own / "work"),

@@ -1,8 +1,8 @@
 """Checks that tell the author of a harness plugin whether it keeps the rules.
 
 Each check is an async function of a `HarnessCase`; its docstring is the rule, and it raises `CheckFailed`
-with a sentence when the rule is broken. They use real processes of this host (provider ``local``), the real
-supervisor and a scripted model, and need Linux::
+with a sentence when the rule is broken. They use real processes in real sandboxes of this host (by default
+without isolation), the real supervisor and a scripted model, and need Linux::
 
     @pytest.fixture(scope="module")
     def case(tmp_path_factory):
@@ -18,10 +18,10 @@ supervisor and a scripted model, and need Linux::
 from __future__ import annotations
 
 from inspan_runtime.testing.harness_case import Check, HarnessCase, ShellCall, json_call
-from inspan_runtime.testing.harness_episode import CheckFailed
 from inspan_runtime.testing.harness_parse_checks import PARSE_CHECKS
-from inspan_runtime.testing.harness_run_checks import RUN_CHECKS
+from inspan_runtime.testing.harness_run_checks import RUN_CHECKS, SHELL_CHECKS
+from inspan_runtime.testing.sandbox_check_support import CheckFailed
 
 HARNESS_CHECKS: list[Check] = [*PARSE_CHECKS, *RUN_CHECKS]
 
-__all__ = ["HARNESS_CHECKS", "Check", "CheckFailed", "HarnessCase", "ShellCall", "json_call"]
+__all__ = ["HARNESS_CHECKS", "SHELL_CHECKS", "Check", "CheckFailed", "HarnessCase", "ShellCall", "json_call"]

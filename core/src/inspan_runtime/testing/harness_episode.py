@@ -26,6 +26,7 @@ from inspan_runtime.install import SandboxInstaller
 from inspan_runtime.install_cache import RuntimeCache
 from inspan_runtime.sandbox_session import SandboxSession
 from inspan_runtime.session_reach import SessionReach
+from inspan_runtime.testing.sandbox_check_support import CheckFailed, expect
 from inspan_runtime.testing.scripted_model import ScriptedModel
 from inspan_runtime.testing.sight import Caller, Sight
 
@@ -33,16 +34,6 @@ MODEL_NAME = "policy"
 PROMPT = "Say what the check expects."
 CLOSE_TIMEOUT_S = 30.0
 ASKED_TIMEOUT_S = 60.0
-
-
-class CheckFailed(AssertionError):
-    """The plugin breaks a rule; the message says which and how."""
-
-
-def expect(claim: bool, sentence: str) -> None:
-    """Raise `CheckFailed` with a sentence unless a claim is true."""
-    if not claim:
-        raise CheckFailed(sentence)
 
 
 @define(kw_only=True)

@@ -14,7 +14,7 @@ from inspan_core.findings import Outcome
 from inspan_core.harness import ArtifactProblem, Artifacts, ParsedActivation, ParseInput
 from inspan_core.wire import ResponsesRequest
 from inspan_runtime.testing.harness_case import Check, HarnessCase
-from inspan_runtime.testing.harness_episode import CheckFailed, expect
+from inspan_runtime.testing.sandbox_check_support import CheckFailed, expect
 
 GRANTS_LEVEL = 3
 GARBAGE: Mapping[str, bytes] = {

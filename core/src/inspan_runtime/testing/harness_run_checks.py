@@ -12,8 +12,9 @@ import anyio.lowlevel
 from inspan_core.findings import Outcome
 from inspan_core.observations import AgentInvocation
 from inspan_runtime.contexts import ARTIFACT_TOTAL_LIMIT_BYTES
-from inspan_runtime.testing.harness_case import ANSWER, Check, HarnessCase
-from inspan_runtime.testing.harness_episode import CheckFailed, Run, expect
+from inspan_runtime.testing.harness_case import ANSWER, PRINTED, Check, HarnessCase
+from inspan_runtime.testing.harness_episode import Run
+from inspan_runtime.testing.sandbox_check_support import CheckFailed, expect
 from inspan_runtime.testing.scripted_model import ROLLOUT_PATH, Reply
 
 SILENT = Reply(is_silent=True)
@@ -24,6 +25,7 @@ SPOILT: Mapping[Literal["huge", "link", "fifo"], str] = {
 }
 COLLECT_TIMEOUT_S = 60.0
 MALFORMED = '{"path": "a'
+NO_TOOL = "no_such_tool"
 
 
 async def a_run_completes(case: HarnessCase) -> None:
@@ -192,9 +194,7 @@ async def tool_output_reaches_the_model(case: HarnessCase) -> None:
         return
     run = await case.whole_run()
     expect(len(run.model.calls) == 2, f"{len(run.model.calls)} calls of the model, expected 2")
-    expect(
-        "from-the-tool" in _outputs(run.model.calls[1].body), "the tool's output was not sent to the model"
-    )
+    expect(PRINTED in _outputs(run.model.calls[1].body), "the tool's output was not sent to the model")
     items = (run.parsed.response or {}).get("output", [])
     called = [each["call_id"] for each in items if each["type"] == "function_call"]
     answered = [each["call_id"] for each in items if each["type"] == "function_call_output"]
@@ -214,6 +214,23 @@ async def malformed_arguments_are_kept(case: HarnessCase) -> None:
         kept = [each["arguments"] for each in items if each["type"] == "function_call"]
         told = bool(run.parsed.observations.gaps) or run.parsed.outcome is not Outcome.COMPLETED
         expect(kept == [MALFORMED] or told, f"arguments {MALFORMED!r} became {kept}, and no gap says so")
+
+
+async def unknown_tools_are_not_run(case: HarnessCase) -> None:
+    """A call of a tool that the harness does not have runs nothing; the trace keeps it, or has a gap."""
+    if case.shell_call is None:
+        return
+    _, arguments = case.shell_call("touch ran")
+    replies = (Reply(calls=[("call_1", NO_TOOL, arguments)]), Reply(text=ANSWER))
+    async with case.episode(*replies) as episode:
+        run = await episode.run()
+        _proven(run)
+        made = await episode.sight.tree([episode.workdir])
+        expect(f"{episode.workdir}/ran" not in made, f"a call of {NO_TOOL!r} was run by another tool")
+        items = (run.parsed.response or {}).get("output", [])
+        kept = [each["name"] for each in items if each["type"] == "function_call"]
+        told = bool(run.parsed.observations.gaps) or run.parsed.outcome is not Outcome.COMPLETED
+        expect(kept == [NO_TOOL] or told, f"a call of {NO_TOOL!r} became {kept}, and no gap says so")
 
 
 async def a_deadline_ends_its_tools(case: HarnessCase) -> None:
@@ -258,6 +275,15 @@ def _outputs(body: Any) -> str:
     return json.dumps([*messages, *items])
 
 
+SHELL_CHECKS: list[Check] = [
+    tool_output_reaches_the_model,
+    malformed_arguments_are_kept,
+    unknown_tools_are_not_run,
+    a_deadline_ends_its_tools,
+    tools_keep_the_tasks_home,
+]
+"""What says nothing of a harness without a shell (`HarnessCase.shell_call`)."""
+
 RUN_CHECKS: list[Check] = [
     a_run_completes,
     answers_come_from_model_calls,
@@ -271,8 +297,5 @@ RUN_CHECKS: list[Check] = [
     unknown_usage_is_null,
     the_task_is_left_alone,
     collecting_is_repeatable_and_bounded,
-    tool_output_reaches_the_model,
-    malformed_arguments_are_kept,
-    a_deadline_ends_its_tools,
-    tools_keep_the_tasks_home,
+    *SHELL_CHECKS,
 ]

@@ -28,7 +28,7 @@ ANSWER_LIMIT_BYTES = 32 * 1024 * 1024
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """What reading JSON of another shape than expected raises, also when it is nested too deep."""
 
-SHELL_TOOL = {
+SHELL_TOOL: Dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "bash",
@@ -94,6 +94,8 @@ def ask_model(opener: Any, model: Dict[str, str], body: Dict[str, Any]) -> Dict[
 
 def run_tool(number: int, call: Dict[str, Any], timeout_s: float) -> Tuple[str, str]:
     """The output that the model gets to see, and how the call ended."""
+    if call["function"].get("name") != SHELL_TOOL["function"]["name"]:
+        return "there is no such tool", "failed"
     try:
         command = json.loads(call["function"]["arguments"])["command"]
         argv = ["/bin/sh", "-c", command]

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 Actions: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
+DEADLINE_S = 15.0
 SANDBOXES = "bubblewrap (the default), local (isolates nothing) or docker (with --image)"
 
 
@@ -22,6 +23,7 @@ def add_harness(verbs: Actions) -> None:
     _add_show(actions)
     _add_install(actions)
     _add_doctor(actions)
+    _add_check(actions)
     _add_prune(actions)
     _add_new(actions)
 
@@ -96,6 +98,47 @@ def _doctor(arguments: argparse.Namespace) -> int:
     return examine_harness(arguments.name, _place(arguments), as_json=arguments.json)
 
 
+def _add_check(actions: Actions) -> None:
+    check = actions.add_parser(
+        "check",
+        help="tell whether a plugin keeps the rules that every plugin has to keep",
+        description="Run the checks of plugins, with real processes and a scripted model, in new sandboxes "
+        "of the kind that is asked for.",
+    )
+    check.add_argument("name", metavar="NAME", help="an installed harness")
+    check.add_argument(
+        "--shell",
+        metavar="TOOL:ARGUMENT",
+        help="how a model calls the harness's shell, for example bash:command; without it, checks of tools "
+        "are left out",
+    )
+    check.add_argument("--options", metavar="JSON", help="harness_options, over the defaults")
+    check.add_argument(
+        "--deadline",
+        type=float,
+        default=DEADLINE_S,
+        metavar="SECONDS",
+        help="of runs that are to reach it: longer than the harness takes to call; default: %(default)g",
+    )
+    check.add_argument("--only", action="append", metavar="WORD", help="only checks with this word")
+    _add_place(check)
+    check.set_defaults(run=_check)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from inspan_server.cli.harness_check import check_harness
+
+    return check_harness(
+        arguments.name,
+        _place(arguments),
+        shell=arguments.shell,
+        options=arguments.options,
+        deadline_s=arguments.deadline,
+        only=tuple(arguments.only or ()),
+        as_json=arguments.json,
+    )
+
+
 def _add_prune(actions: Actions) -> None:
     prune = actions.add_parser(
         "prune",
@@ -139,7 +182,7 @@ def _new(arguments: argparse.Namespace) -> int:
 
 def _add_place(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--sandbox", default="bubblewrap", metavar="NAME", help=f"where its check runs: {SANDBOXES}"
+        "--sandbox", default="bubblewrap", metavar="NAME", help=f"where it is tried: {SANDBOXES}"
     )
     parser.add_argument("--image", metavar="IMAGE", help="the image of that sandbox, for docker")
     _add_cache(parser)

@@ -5,48 +5,34 @@ from __future__ import annotations
 import itertools
 import json
 import tempfile
-import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import anyio
-from attrs import asdict, frozen
+from attrs import asdict
 
-from inspan_core.errors import ConfigError, ProviderUnavailable
 from inspan_core.sandbox import SandboxProvider, SandboxSpec
 from inspan_runtime.testing.sandbox_check_support import MakeSpec, fresh_key, opened
 from inspan_runtime.testing.sandbox_checks import (
     CAPABILITIES,
     SANDBOX_CHECKS,
     Check,
-    CheckFailed,
     capabilities_of,
     needs_of,
 )
 from inspan_runtime.testing.sandbox_latency import latency_report
 from inspan_server.cli.exit_codes import DONE, FAILED
 from inspan_server.cli.sandbox_blocks import Blocks, spec_for
-
-CHECK_LIMIT_S = 180.0
-PASSED, BROKEN, LEFT_OUT, UNAVAILABLE = "passed", "FAILED", "left out", "unavailable"
-
-
-@frozen(kw_only=True)
-class Verdict:
-    """How a check went.
-
-    Attributes:
-        name: The check's name: a sentence of the contract.
-        status: ``passed``, ``FAILED``, ``left out`` (the provider declares that it cannot), or
-            ``unavailable`` (this host lacks what it needs).
-        message: Why, where it did not pass.
-        took_s: Seconds.
-    """
-
-    name: str
-    status: str
-    message: str = ""
-    took_s: float = 0.0
+from inspan_server.cli.verdicts import (
+    BROKEN,
+    LEFT_OUT,
+    Verdict,
+    chosen,
+    print_counts,
+    print_verdict,
+    verdict_of,
+)
 
 
 def check_provider(
@@ -78,9 +64,7 @@ def check_provider(
     blocks = Blocks(config)
     block = blocks.block(name)
     provider = blocks.provider(block)
-    chosen = [one for one in SANDBOX_CHECKS if not only or any(word in one.__name__ for word in only)]
-    if not chosen:
-        raise ConfigError(f"no check has one of the words {', '.join(only)} in its name")
+    checks = chosen(SANDBOX_CHECKS, only)
     with tempfile.TemporaryDirectory(prefix="inspan-check-") as folder:
         numbers = itertools.count()
         is_isolated = "isolation" in capabilities_of(provider)
@@ -90,7 +74,7 @@ def check_provider(
             given = {"workdir": workdir, **changes}
             return spec_for(block, given.pop("workdir"), image, **given)
 
-        verdicts, latency = anyio.run(_run, provider, make_spec, chosen, measures, not as_json)
+        verdicts, latency = anyio.run(_run, provider, make_spec, checks, measures, not as_json)
     if as_json:
         rows = [asdict(one) for one in verdicts]
         print(json.dumps({"provider": name, "checks": rows, "latency_ms": latency}, indent=2))
@@ -100,15 +84,15 @@ def check_provider(
 
 
 async def _run(
-    provider: SandboxProvider, make_spec: MakeSpec, chosen: Sequence[Check], measures: bool, tells: bool
+    provider: SandboxProvider, make_spec: MakeSpec, checks: Sequence[Check], measures: bool, tells: bool
 ) -> tuple[list[Verdict], dict[str, float] | None]:
     async with opened(provider, make_spec, key=fresh_key()):
         """Where none can be made, that is one error, not as many as there are checks."""
     verdicts = []
-    for check in chosen:
+    for check in checks:
         verdicts.append(await _one(provider, make_spec, check))
         if tells:
-            _print(verdicts[-1])
+            print_verdict(verdicts[-1])
     latency = await latency_report(provider, make_spec) if measures else None
     await provider.aclose()
     return verdicts, latency
@@ -119,37 +103,10 @@ async def _one(provider: SandboxProvider, make_spec: MakeSpec, check: Check) -> 
     if lacking:
         message = "; ".join(f"the provider does not declare: {CAPABILITIES[one]}" for one in sorted(lacking))
         return Verdict(name=check.__name__, status=LEFT_OUT, message=message)
-    started = time.monotonic()
-    status, message = PASSED, ""
-    try:
-        with anyio.fail_after(CHECK_LIMIT_S):
-            await check(provider, make_spec)
-    except CheckFailed as error:
-        status, message = BROKEN, str(error)
-    except ProviderUnavailable as error:
-        status, message = UNAVAILABLE, str(error)
-    except Exception as error:  # the fence: whatever a provider raises is a finding about it
-        status, message = BROKEN, _said(error)
-    took_s = round(time.monotonic() - started, 2)
-    return Verdict(name=check.__name__, status=status, message=message, took_s=took_s)
-
-
-def _said(error: BaseException) -> str:
-    """Return what an error says, out of the groups of its tasks."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    text = f"{type(error).__name__}: {error}"
-    return str(error) if isinstance(error, CheckFailed) else text
-
-
-def _print(verdict: Verdict) -> None:
-    message = f": {verdict.message}" if verdict.message else ""
-    print(f"{verdict.status:<11} {verdict.name.replace('_', ' ')}{message}", flush=True)
+    return await verdict_of(check.__name__, partial(check, provider, make_spec))
 
 
 def _print_end(name: str, verdicts: Sequence[Verdict], latency: dict[str, float] | None) -> None:
     if latency is not None:
         print("medians in ms: " + ", ".join(f"{step} {took:g}" for step, took in latency.items()))
-    counts = {status: sum(one.status == status for one in verdicts) for status in (PASSED, BROKEN)}
-    rest = len(verdicts) - sum(counts.values())
-    print(f"{name}: {counts[PASSED]} passed, {counts[BROKEN]} failed, {rest} left out or unavailable")
+    print_counts(name, verdicts)
