@@ -18,6 +18,7 @@ from .preludes import (
     HIDE_TABLE,
     statement,
 )
+from .relay import what_is_left
 from .rules import ADOPTED, GROUP, SEED, UNDERWAY, Cell, Ending
 
 BRIEF = Budgets(run_s=30.0, grace_s=1.0, cleanup_s=2.5, receipt_s=6.0)  # For who is expected to spend it.
@@ -124,9 +125,7 @@ async def a_relay_is_caught_and_its_neighbour_spared(bench, source):
     async with session.launched() as launch:
         known = (await session.observe("ready", **{**NOBODY, "processes": processes}))["known"]
         await session.stop(bench.budgets)
-        census = await session.observe("census", known=known, writes=True)
-        require(not census["holders"], "somebody of the relay lives on")
-        require(census["marked"] == [known["service"]], f"alive are {census['marked']}, {known}")
+        await what_is_left(session, known)
         await launch.exit_code()
 
 
