@@ -16,7 +16,7 @@ from wsgiref.handlers import format_date_time
 from attrs import define, field
 from hypercorn.config import Config
 
-from inspan_server.plain_exchange import Exchange
+from inspan_server.plain_exchange import TAKE_BODY, Exchange
 from inspan_server.plain_http import Head, read_head
 
 READ_AHEAD_BYTES = 64 * 1024
@@ -203,7 +203,7 @@ class PlainConnection(asyncio.Protocol):
         self.is_last = self.is_last or head.is_last
         exchange = Exchange(self, head)
         try:
-            await self._serving.app(self._scope(head), exchange.receive, exchange.send)
+            await self._serving.app(self._scope(head, exchange), exchange.receive, exchange.send)
         except Exception:  # a fence: one request never takes the connection's others with it unanswered
             await self._serving.config.log.exception(
                 "the application failed on %s %r", head.method, head.target
@@ -214,7 +214,7 @@ class PlainConnection(asyncio.Protocol):
         self._has_unread_body = not exchange.is_read
         return exchange.is_read and not self.is_last and not self._is_lost
 
-    def _scope(self, head: Head) -> dict[str, Any]:
+    def _scope(self, head: Head, exchange: Exchange) -> dict[str, Any]:
         raw_path, _, query = head.target.partition(b"?")
         return {
             "type": "http",
@@ -230,7 +230,7 @@ class PlainConnection(asyncio.Protocol):
             "client": self._client,
             "server": self._server,
             "state": self._serving.state.copy(),
-            "extensions": {},
+            "extensions": {TAKE_BODY: exchange.take_body},
         }
 
     async def _close(self) -> None:

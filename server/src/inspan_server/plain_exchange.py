@@ -9,6 +9,9 @@ from attrs import define, field
 
 from inspan_server.plain_http import Head, answer_head, has_body
 
+TAKE_BODY = "inspan.take_body"
+"""The extension by which an application gets a body that has come, without the clock that a wait needs."""
+
 DISCONNECTED = {"type": "http.disconnect"}
 _CHUNKED = (b"transfer-encoding", b"chunked")
 _CLOSE = (b"connection", b"close")
@@ -72,6 +75,13 @@ class Exchange:
     @_to_read.default
     def _whole_body(self) -> int:
         return self._head.body_bytes
+
+    def take_body(self) -> bytes | None:
+        """The whole body if it has come and nothing was received of it; nobody has to wait for that."""
+        if self.is_read or self._to_read != self._head.body_bytes or not self._wire.has_come(self._to_read):
+            return None
+        body, self._to_read, self.is_read = self._wire.take(self._to_read), 0, True
+        return body
 
     async def receive(self) -> dict[str, Any]:
         """See the ASGI specification."""

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from inspan_core.codec import decode, parse_json
 from inspan_core.errors import WireError
 from inspan_core.json_text import problem
+from inspan_server.plain_exchange import TAKE_BODY
 
 BODY_LIMIT_BYTES = 32 * 1024 * 1024
 """Conversations of a million tokens are some 8 MiB."""
@@ -26,6 +27,7 @@ LIMITS_KEY = "inspan.body_limits"
 """Where an application's limits are found in a request's scope."""
 
 T = TypeVar("T")
+_JSON = (b"content-type", b"application/json")
 _ENCODE = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
@@ -48,10 +50,13 @@ DEFAULT_LIMITS = BodyLimits()
 class JsonResponse(Response):
     """A JSON answer."""
 
-    media_type = "application/json"
+    background = None
 
     def __init__(self, status: int, body: Mapping[str, Any]) -> None:
-        super().__init__(_ENCODE(body), status)
+        # In place of starlette's own: it makes and looks through text headers for each answer.
+        self.status_code = status
+        self.body = _ENCODE(body).encode()
+        self.raw_headers = [(b"content-length", b"%d" % len(self.body)), _JSON]
 
 
 async def read_body(request: Request, kind: type[T], *, limit_bytes: int = BODY_LIMIT_BYTES) -> T:
@@ -89,8 +94,21 @@ def refusal(error: WireError) -> JsonResponse:
 async def _read(request: Request, limit_bytes: int) -> bytes:
     limits: BodyLimits = request.scope.get(LIMITS_KEY, DEFAULT_LIMITS)
     limit_bytes = min(limit_bytes, limits.size_bytes)
+    take_body = request.scope.get("extensions", {}).get(TAKE_BODY)
+    body: bytes | None = None if take_body is None else take_body()
+    if body is None:
+        body, size = await _receive(request, limit_bytes, limits.timeout_s)
+    else:
+        size = len(body)
+    if size > limit_bytes:
+        raise WireError([problem("too_large", (), f"is larger than {limit_bytes} bytes", None)])
+    return body
+
+
+async def _receive(request: Request, limit_bytes: int, timeout_s: float) -> tuple[bytes, int]:
+    """The body as far as it is taken, and its size as far as it came."""
     received, size = bytearray(), 0
-    with anyio.move_on_after(limits.timeout_s) as clock:
+    with anyio.move_on_after(timeout_s) as clock:
         async for part in request.stream():
             size += len(part)
             if size <= limit_bytes:
@@ -98,10 +116,8 @@ async def _read(request: Request, limit_bytes: int) -> bytes:
             elif size > limit_bytes + DRAIN_LIMIT_BYTES:
                 break
     if clock.cancelled_caught:
-        raise WireError([problem("timeout", (), f"did not come within {limits.timeout_s:g} seconds", None)])
-    if size > limit_bytes:
-        raise WireError([problem("too_large", (), f"is larger than {limit_bytes} bytes", None)])
-    return bytes(received)
+        raise WireError([problem("timeout", (), f"did not come within {timeout_s:g} seconds", None)])
+    return bytes(received), size
 
 
 def _is_json(content_type: str | None) -> bool:

@@ -77,12 +77,7 @@ class SessionCookies:
 
     def read(self, cookie_headers: Iterable[str]) -> Marker:
         """What the ``Cookie`` headers of a request say; quoted values are taken too."""
-        values = {
-            value.strip().strip('"')
-            for header in cookie_headers
-            for name, equals, value in (part.partition("=") for part in header.split(";"))
-            if equals and name.strip() == COOKIE_NAME
-        }
+        values = {value for header in cookie_headers for value in _given(header)}
         if not values:
             return Marker()
         if len(values) > 1:
@@ -102,3 +97,10 @@ class SessionCookies:
 
     def _signature(self, name: str) -> str:
         return hmac.digest(self._secret, b"agent-session:" + name.encode(), "sha256").hex()
+
+
+def _given(header: str) -> list[str]:
+    parts = [part.partition("=") for part in header.split(";")]
+    return [
+        value.strip().strip('"') for name, equals, value in parts if equals and name.strip() == COOKIE_NAME
+    ]
