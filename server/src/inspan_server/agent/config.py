@@ -24,7 +24,8 @@ class ModelServerConfig:
     """Where the Model Server is.
 
     Attributes:
-        base_url: Without rollout prefix and ``/v1``; sandboxes reach it under the same address.
+        base_url: Without rollout prefix and ``/v1``. On this host's loopback, sandboxes reach it under the same
+            address, or at another port where that one is taken inside; the harness is told the one to use.
         name: The model to ask for.
         api_key: The key for every episode, or None where the server asks for none.
     """
