@@ -174,6 +174,38 @@ def test_the_receipt_appears_at_once_and_replaces_a_forged_one(supervised, kit):
     assert set(receipt) == FIELDS and receipt["return_code"] == -15
 
 
+def test_the_receipt_is_on_disk_before_its_name_is_there_and_that_too_before_anybody_is_told(
+    tmp_path, monkeypatch
+):
+    names = {"__name__": "supervisor"}
+    exec(compile(supervisor_source(), "process_supervisor.py", "exec"), names)
+    run = names["Run"](str(tmp_path), {"drain": "seed"})
+    done, calls = [], {name: getattr(os, name) for name in ("fsync", "rename", "close")}
+
+    def fsync(fd):
+        done.append(("synced", os.readlink(f"/proc/self/fd/{fd}")))
+        calls["fsync"](fd)
+
+    def rename(draft, name):
+        calls["rename"](draft, name)
+        done.append(("named", name))
+
+    def close(fd):
+        done.extend([("told", "")] if fd == run.lock else [])
+        calls["close"](fd)
+
+    for each in (fsync, rename, close):
+        monkeypatch.setattr(os, each.__name__, each)
+    assert run.conclude(True) == 125  # There was no harness.
+    monkeypatch.undo()
+    steps = []
+    for name in ("processes.json", "cleanup.json"):
+        steps += [("synced", f"{tmp_path}/.{name}.{os.getpid()}"), ("named", f"{tmp_path}/{name}")]
+    assert done == [*steps, ("synced", str(tmp_path)), ("told", "")]
+    for fd in (run.output, run.notice):
+        os.close(fd)
+
+
 def test_nothing_but_the_contracts_files_is_left_and_only_their_owner_reads_them(supervised):
     supervised.run("echo hello")
     supervised.wait()
