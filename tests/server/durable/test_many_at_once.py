@@ -18,7 +18,7 @@ from inspan_core.hookspecs import hookimpl
 from inspan_core.observations import AgentObservationBundle
 from inspan_core.plugins import load_plugins
 from inspan_core.sandbox import ExecResult, FileContent
-from inspan_runtime.testing.fake_commands import PROBE, kind_of
+from inspan_runtime.testing.fake_commands import PREFLIGHT, kind_of
 from inspan_runtime.testing.faults import CallKind
 from inspan_server.agent.app import create_app
 from inspan_server.agent.config_reading import parse_config
@@ -88,7 +88,7 @@ class Shelf:
         """What a look at a sandbox prints is what it prints on this host."""
         kind = "shells" in argv[-1]
         if "uname" not in argv[-1]:
-            return PROBE
+            return json.dumps(PREFLIGHT).encode()
         if kind not in self._facts:
             self._facts[kind] = subprocess.run(argv, capture_output=True, timeout=30).stdout
         return self._facts[kind]

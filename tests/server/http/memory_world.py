@@ -16,7 +16,7 @@ from inspan_core.harness import HarnessSpec, ParsedActivation, SandboxCommand
 from inspan_core.hookspecs import hookimpl
 from inspan_core.observations import AgentObservationBundle
 from inspan_core.sandbox import ExecResult, FileContent
-from inspan_runtime.testing.fake_commands import PREFLIGHT, PROBE, kind_of
+from inspan_runtime.testing.fake_commands import PREFLIGHT, kind_of
 from inspan_runtime.testing.faults import CallKind
 
 BOUND_S = 20.0
@@ -90,7 +90,7 @@ class MemorySandbox:
             return ExecResult(exit_code=0, stdout=b"PATH=/usr/bin:/bin\0HOME=/root\0")
         if '"places": [' in script:
             return ExecResult(exit_code=0, stdout=json.dumps(PREFLIGHT).encode())
-        return ExecResult(exit_code=0, stdout=PROBE if "uname -m" in script else b"")
+        return ExecResult(exit_code=0, stdout=b"")
 
     async def _launch(self, folder):
         self.is_launched = True
