@@ -274,6 +274,9 @@ class HostCalls:
                     run_timeout_s=run_timeout_s,
                 )
             )
+        if reply.status == 409:
+            # Nobody but a server that ends closes a call, and another server can run it.
+            return error_answer(503, SHUTTING_DOWN)
         return to_answer(driver.session.name, record, reply)
 
     def _new_call(self, request: HostRequest) -> HostCall:

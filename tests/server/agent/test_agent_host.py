@@ -73,11 +73,11 @@ class Installs:
             if self.begun == 1:
                 await self.opened.wait()  # The first is held, so that others come meanwhile.
             if self.failed < self.failures:
-                install.close()
                 self.failed += 1
                 raise InstallError("the disk is full")
             return await install
         finally:
+            install.close()  # Where it was not awaited.
             self.under_way -= 1
             self.begun_at_first_end = self.begun_at_first_end or self.begun
 
@@ -373,6 +373,18 @@ async def test_a_server_that_stops_ends_its_host_calls_first(host, tmp_path, unt
         assert entries(server.folder) == [] and marked_processes(server.folder) == []
         late = await server.client.post(HOST, json={"input": "x"})
         assert late.status_code == 503
+
+
+async def test_a_call_that_is_being_set_up_when_the_server_stops_may_be_tried_elsewhere(host, until):
+    installs, answers = Installs(), []
+    async with host(plugins=[installs]) as server:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(collect_answers, server, 2, answers)
+            await until(lambda: [*server.service.host.phases.values()] == ["INSTALLING"] * 2, "two calls")
+            await until(lambda: installs.begun > 0, "the installation")
+            assert await server.service.close_all(timeout_s=20) == []
+        assert [answer.status_code for answer in answers] == [503] * 2, answers[0].text
+        assert entries(server.folder) == []
 
 
 async def test_a_call_that_has_hardly_begun_when_the_server_stops_runs_nothing(host):
