@@ -52,11 +52,11 @@ def runner(supervised, kit):
     return start
 
 
-@pytest.mark.parametrize("ending", ["close", "deadline"])
+@pytest.mark.parametrize("ending", ["close", pytest.param("deadline", marks=pytest.mark.full)])
 def test_a_runner_that_cannot_fork_from_before_the_stop_until_the_end_is_preserved_and_told(
     supervised, runner, lifeline, ending
 ):
-    pid = runner("exec sleep 1000", timeout_s=3 if ending == "deadline" else 60)
+    pid = runner("exec sleep 1000", timeout_s=8 if ending == "deadline" else 60)
     if ending == "close":
         supervised.stop()
     assert supervised.receipt() == {
