@@ -36,10 +36,17 @@ PREFLIGHT = {
     "shells": {"sh": "/bin/sh"},
     "programs": {},
     "places": [
-        {"path": "/tmp", "tried": "/tmp", "writes": True, "runs": True, "free_kib": None},
+        {"path": "/tmp", "tried": "/tmp", "writes": True, "runs": True, "free_kib": None, "barred": None},
     ],
     "roots": [
-        {"path": "/opt/inspan/runtimes", "tried": "/opt", "writes": True, "runs": True, "free_kib": None},
+        {
+            "path": "/opt/inspan/runtimes",
+            "tried": "/opt",
+            "writes": True,
+            "runs": True,
+            "free_kib": None,
+            "barred": None,
+        },
     ],
     "ready": [],
     "word": None,
