@@ -191,6 +191,19 @@ async def test_no_shell_at_all(provider, tmp_path):
             await preflight(sandbox, WANTED)
 
 
+async def test_clock_of_a_sandbox_that_is_far_off_is_told(provider):
+    needs_writable_root()
+    async with opened(provider, lambda: SandboxSpec(workdir="/task", ttl_s=120.0)) as sandbox:
+        for said, warns in (("1000", True), ("9999999999", True), ("no date", False)):
+            await sandbox.upload("/usr/local/bin/date", f"#!/bin/sh\necho {said}\n".encode(), mode=0o755)
+            found = await preflight(sandbox, WANTED)
+            assert found.problems == ()
+            assert [one for one in found.warnings if "clock" in one] == [
+                one for one in found.warnings if "s from this host's: TLS may fail" in one
+            ]
+            assert any("its clock is" in one for one in found.warnings) is warns, said
+
+
 @pytest.mark.parametrize(
     "output", [b"", b"[]", b"{}", b'{"os": "Linux"}', b"hello", b'{"places": [7]}', b"\xff"]
 )

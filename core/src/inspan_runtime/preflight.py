@@ -236,7 +236,7 @@ def read_facts(output: bytes, host_clock_s: float, images: tuple[str, ...]) -> F
     """
     try:
         found = json.loads(output.decode("utf-8", "surrogateescape"))
-        clock = found.get("clock")
+        clock = found.get("clock") or ""
         places, roots = (_read_places(found[name]) for name in ("places", "roots"))
         ready = [one for one in found["ready"] if one is not None]
         texts = [found["python"], found["libc_version"], found.get("python_version"), found["certificates"]]
@@ -255,7 +255,7 @@ def read_facts(output: bytes, host_clock_s: float, images: tuple[str, ...]) -> F
             programs={name: path for name, path in found["programs"].items() if name},
             certificates=found["certificates"],
             places=places,
-            clock_skew_s=None if clock is None else int(clock) - host_clock_s,
+            clock_skew_s=int(clock) - host_clock_s if clock.isdecimal() else None,
             images=images,
             roots=roots,
             ready=tuple(ready),

@@ -41,7 +41,8 @@ async def run_shell(
 
 RETIRE_SCRIPT = """
 d=$1 fence=$2 root=${1%/*}
-mkdir -p "$root" && { [ -e "$d.retired" ] || [ -L "$d.retired" ] || : > "$d.retired"; } || exit 4
+plant() { mkdir -p "$root" && { [ -e "$d.retired" ] || [ -L "$d.retired" ] || true > "$d.retired"; }; }
+plant || [ "$fence" = drop ] || exit 4
 if [ -e "$d" ] || [ -L "$d" ]; then
     rm -rf "$d.removed"
     mv "$d" "$d.removed" 2>/dev/null
@@ -62,6 +63,7 @@ async def remove_session_directory(
     Args:
         session_dir: Absolute, at least two levels deep, without ``..``.
         keep_fence: Whether an empty file stays beside it as a fence: for a launch whose exec may still come.
+            Where none can, it need not be possible to write there.
         timeout_s: Seconds for all of it.
 
     Raises:
@@ -76,7 +78,8 @@ async def remove_session_directory(
             f"session folder {session_dir!r}: expected a normal absolute path of two levels or more"
         )
     arguments = ["-c", RETIRE_SCRIPT, "sh", session_dir, "keep" if keep_fence else "drop"]
-    result = await run_shell(sandbox, arguments, timeout_s=timeout_s)
+    # Not in the task's folder, which the task may have removed.
+    result = await run_shell(sandbox, arguments, timeout_s=timeout_s, cwd="/")
     if result.exit_code != 0:
         output = result.stderr.decode("utf-8", "replace").strip()[-500:]
         raise SandboxError(f"{session_dir} could not be removed (exit code {result.exit_code}): {output}")

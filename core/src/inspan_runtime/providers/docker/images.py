@@ -19,13 +19,18 @@ class Image:
 
     Attributes:
         id: ``sha256:...``: another image never has it.
-        is_ours: Whether programs of this machine run in it.
+        architecture: For which machines it says it is, by the engine's names.
         digests: What registries call it, ``sha256:...`` each.
     """
 
     id: str
-    is_ours: bool
+    architecture: str
     digests: tuple[str, ...] = ()
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether programs of this machine run in it."""
+        return self.architecture == own_architecture()
 
 
 class Images:
@@ -65,7 +70,7 @@ class Images:
             raise SandboxCreateError(f"{what} is for {system}, not for linux")
         found = Image(
             id=identity if identity.startswith("sha256:") else f"sha256:{identity}",
-            is_ours=architecture == own_architecture(),
+            architecture=architecture,
             digests=tuple(dict.fromkeys(name.rpartition("@")[2] for name in names if "@sha256:" in name)),
         )
         if "@sha256:" in reference or reference.startswith("sha256:"):

@@ -33,7 +33,7 @@ from inspan_runtime.providers.docker.plain_sandbox import (
     remove_arguments,
     remove_container,
 )
-from inspan_runtime.providers.docker.portable import portable_interpreter
+from inspan_runtime.providers.docker.portable import own_architecture, portable_interpreter
 from inspan_runtime.providers.docker.run_command import RunPlan, run_arguments
 from inspan_runtime.providers.docker.strays import strays
 from inspan_runtime.providers.environment import command_environment, default_cache_dir
@@ -132,9 +132,26 @@ class DockerProvider:
                 made = await create(partial(self._plan, spec, engine, image, None))
         except KeeperRefused as error:
             raise _meant(error, what=f"image {reference}") from error
-        if made.descriptor.get("agent") is False:
-            return await anyio.to_thread.run_sync(self._own_plain, engine, made.descriptor)
-        return made
+        if made.descriptor.get("agent") is not False:
+            return made
+        plain = await anyio.to_thread.run_sync(self._own_plain, engine, made.descriptor)
+        if not image.is_ours:
+            await self._try_foreign(plain, reference, image)
+        return plain
+
+    async def _try_foreign(self, sandbox: PlainSandbox, reference: str, image: Image) -> None:
+        """Refuse a container whose first process cannot run; the engine calls it started all the same."""
+        try:
+            await sandbox.exec(["true"], timeout_s=INSPECT_LIMIT_S, cwd="/")
+        except BaseException as error:
+            with anyio.CancelScope(shield=True):
+                await sandbox.stop()
+            if not isinstance(error, SandboxGone):
+                raise
+            raise ConfigError(
+                f"image: {reference} is for {image.architecture}, and its programs do not run on this "
+                f"{own_architecture()} host"
+            ) from error
 
     @property
     def _mode(self) -> str:
