@@ -14,6 +14,7 @@ from inspan_core.errors import (
     EvidenceMissing,
     ExecTimeout,
     HarnessTerminationError,
+    SandboxError,
     SandboxTransportError,
     TooLarge,
     UsageError,
@@ -374,6 +375,22 @@ async def test_a_removed_session_leaves_only_a_fence_that_holds(place):
     await client.remove_session_directory(place.sandbox, place.dir)
     assert os.listdir(parent) == ["one.retired"]
     assert await place.shell("ls") == ""
+
+
+async def test_a_session_is_removed_also_when_its_task_has_removed_its_own_folder(place):
+    await place.stage("rm -rf ../work")
+    await place.launch()
+    assert not os.path.exists(place.workdir)
+    await client.remove_session_directory(place.sandbox, place.dir, keep_fence=False)
+    assert not os.path.lexists(os.path.dirname(place.dir))
+
+
+async def test_where_nothing_can_be_written_a_session_that_left_nothing_is_removed(place):
+    """A fence is needed only where a launch may still come; then it has to be there."""
+    await place.shell(f"cd / && : >'{quoted(os.path.dirname(place.dir))}'")
+    await client.remove_session_directory(place.sandbox, place.dir, keep_fence=False)
+    with pytest.raises(SandboxError, match="could not be removed"):
+        await client.remove_session_directory(place.sandbox, place.dir, keep_fence=True)
 
 
 async def test_removing_a_session_follows_no_link(place, tmp_path):
