@@ -156,6 +156,52 @@ async def test_descriptors_that_ran_out_come_back(provider):
         assert count() == before
 
 
+def ticks_of(pid):
+    """The processor time that a process has used, in clock ticks."""
+    return sum(int(one) for one in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13])
+
+
+async def test_agent_without_descriptors_rests_and_serves_who_waited(provider):
+    async with opened(provider, make_spec) as sandbox:
+        agent = agent_of(sandbox)
+        soft, hard = resource.prlimit(agent, resource.RLIMIT_NOFILE)
+        resource.prlimit(agent, resource.RLIMIT_NOFILE, (3, hard))
+        with socket.socket(socket.AF_UNIX) as waiting:
+            connect(waiting, sandbox)
+            waiting.sendall(encode([b"ping"]))
+            before, began = ticks_of(agent), time.process_time()
+            while time.process_time() - began < 1.0:
+                pass
+            assert ticks_of(agent) - before < os.sysconf("SC_CLK_TCK") / 5
+            resource.prlimit(agent, resource.RLIMIT_NOFILE, (soft, hard))
+            waiting.settimeout(PATIENCE_S)
+            assert waiting.recv(100) == encode([b"ok"])
+
+
+LIMITS = """
+import resource
+for name in ("NOFILE", "NPROC", "CPU", "AS", "FSIZE"):
+    kind = getattr(resource, "RLIMIT_" + name)
+    try:
+        resource.prlimit(1, kind, (1, 1))
+        print(name, "was limited")
+    except PermissionError:
+        pass
+"""
+
+
+@pytest.mark.skipif(not has_mapped_ids(), reason="the sandbox of an ordinary user has one id")
+async def test_command_may_not_limit_the_agent(provider):
+    """Who has all ids of a process takes away its descriptors, and for good."""
+    async with opened(provider, make_spec) as sandbox:
+        for ids in ("", "setpriv --reuid=65533 --regid=65533 --clear-groups "):
+            said = await out(sandbox, f"{ids}{sandbox.descriptor['python']} -I -c '{LIMITS}'")
+            assert said == b"", said
+        assert await out(sandbox, "id -u; grep -E ^[UG]id: /proc/self/status | tr -d '\\t '") == (
+            b"0\nUid:0000\nGid:0000\n"
+        )
+
+
 async def test_closed_input_does_not_keep_the_agent_busy(provider):
     """A pipe that nobody reads is ready without end, while more of the input is on its way."""
     async with opened(provider, make_spec) as sandbox:
@@ -177,15 +223,9 @@ async def test_closed_input_does_not_keep_the_agent_busy(provider):
             half.sendall(encode(head))
             assert await out(sandbox, "until [ -s /closed ]; do sleep 0.01; done; echo on") == b"on\n"
 
-            def turns():
-                return sum(
-                    int(one)
-                    for one in Path(f"/proc/{agent}/stat").read_text().rsplit(")", 1)[1].split()[11:13]
-                )
-
-            before = turns()
+            before = ticks_of(agent)
             await out(sandbox, "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done")
-            assert turns() - before < 3
+            assert ticks_of(agent) - before < 3
 
 
 async def test_names_that_no_file_can_have_are_unsafe(provider):

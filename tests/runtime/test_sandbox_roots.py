@@ -126,6 +126,12 @@ async def test_space_is_limited_when_said(tmp_path, root):
             result = await sh(sandbox, f"head -c 64000000 /dev/zero >{folder}/big")
             assert result.exit_code != 0 and b"No space left" in result.stderr, folder
             await out(sandbox, f"rm {folder}/big && echo x >{folder}/small")
+        targets = "cut -d' ' -f2 /proc/self/mounts"
+        find = f"for one in $({targets}); do [ ! -d $one ] || [ ! -w $one ] || echo $one; done"
+        for folder in (await out(sandbox, find)).decode().split():
+            result = await sh(sandbox, f"head -c 64000000 /dev/zero >{folder.rstrip('/')}/big")
+            assert result.exit_code != 0, f"{folder} takes as much as is written"
+            await out(sandbox, f"rm -f {folder}/big")
 
 
 PROGRAMS = ("sh", "cat", "ls", "env", "touch", "id", "sleep", "head")

@@ -91,7 +91,7 @@ def read_only_root(view: HostView, needed: Sequence[str], size_bytes: int | None
         needed: Absolute paths that something will be mounted at.
         size_bytes: How much each of its writable folders may hold; None: half of the memory.
     """
-    made: list[str] = []
+    made = [] if size_bytes is None else folder_in_memory("/", size_bytes)
     for name in SHOWN:
         path = f"/{name}"
         if os.path.islink(path):
