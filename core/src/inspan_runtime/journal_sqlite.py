@@ -1,82 +1,70 @@
-"""The journal in SQLite, write-ahead logged: one file for events and contents, one for secrets.
+"""The journal of a folder: a log in front of SQLite.
 
-A commit is handed to the operating system before the effects run, so the death of the server loses nothing.
-``sync="full"`` also waits for the disk at each commit, for those who fear the death of the machine.
+Each event, with all that was kept before it, is one record that is added to the log with one write before
+its effects run. Now and then the database takes over what stands in the log, in one transaction, and the log
+is begun anew. What a killed server did not take over, the next one does when it opens the folder, before
+anything else. Secrets never come into the log: they have a database of their own, and are there before their
+event.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
+import logging
 import os
 import sqlite3
-import stat
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
 from attrs import define
 
 from inspan_core.errors import WireError
 from inspan_core.events import Event
-from inspan_core.journal import decode_event, encode_event
-from inspan_runtime.journal import JournalError, StoredSession
+from inspan_core.journal import decode_event, event_text
+from inspan_runtime.journal import JournalError, StoredSession, Ticket
+from inspan_runtime.journal_batch import Batch
+from inspan_runtime.journal_folder import (
+    EVENTS_FILE,
+    LOG_FILE,
+    SECRETS_FILE,
+    JournalInUse,
+    check_whole,
+    missing,
+    take_folder,
+)
+from inspan_runtime.journal_log import LogFile, make_log, read_log
+from inspan_runtime.journal_record import EVENT, Part, encode_parts, event_body
+from inspan_runtime.journal_store import VERSION, EventStore, SecretStore, Sync
+from inspan_runtime.journal_sync import GroupCommit, Written
+from inspan_runtime.journal_takeover import records_to_take
+from inspan_runtime.journal_waiting import Waiting
 
-__all__ = ["EVENTS_FILE", "SECRETS_FILE", "JournalError", "SqliteJournal"]
+__all__ = ["EVENTS_FILE", "LOG_FILE", "SECRETS_FILE", "JournalError", "JournalInUse", "SqliteJournal"]
 
-VERSION = 2
-EVENTS_FILE = "sessions.sqlite"
-SECRETS_FILE = "secrets.sqlite"
-LOCK_FILE = "lock"
+BATCH_RECORDS, BATCH_BYTES = 1024, 8 * 1024 * 1024
+"""When the database takes over what stands in the log. More at a time costs less, and holds up longer."""
 
-# Rows of a session lie together, and sessions in the order of their beginning: an event touches one page.
-EVENTS_SCHEMA = """
-CREATE TABLE IF NOT EXISTS sessions (id INTEGER PRIMARY KEY, name TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS events (
-    session INTEGER NOT NULL, number INTEGER NOT NULL, event TEXT NOT NULL,
-    PRIMARY KEY (session, number)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS contents (
-    session INTEGER NOT NULL, name TEXT NOT NULL, value BLOB NOT NULL,
-    PRIMARY KEY (session, name)) WITHOUT ROWID;
-"""
-SECRETS_SCHEMA = """
-CREATE TABLE IF NOT EXISTS contents (
-    session INTEGER NOT NULL, name TEXT NOT NULL, value BLOB NOT NULL,
-    PRIMARY KEY (session, name)) WITHOUT ROWID;
-"""
-BEGIN_SESSION = "INSERT INTO sessions (id, name) VALUES (?, ?)"
-APPEND = "INSERT INTO events (session, number, event) VALUES (?, ?, ?)"
-KEEP = "INSERT OR REPLACE INTO contents (session, name, value) VALUES (?, ?, ?)"
-REMOVE = "DELETE FROM contents WHERE session = ? AND name IN ("
-"""Goes on with a place for each name."""
+LOG_LIMIT_BYTES = 64 * 1024 * 1024
+"""A log that the database cannot take over grows until here; then nothing more is written."""
 
-WAL_PAGES = 4000
-"""After so many pages the log is written into the database, which waits for the disk: 16 MiB."""
-
-VACUUM_EVERY, VACUUM_FROM_PAGES, VACUUM_PAGES = 64, 1024, 512
-"""At every so manieth session that is forgotten, and from so many free pages on, some of them are given back
-to the file system: files shrink, and nobody waits for it long."""
-
-Sync = Literal["normal", "full"]
+log = logging.getLogger(__name__)
 
 
 @define
 class _Known:
-    """What is known of a session that has events: its number, and that of its next event."""
+    """What is known of a session: its number, that of its next event, and whether it has secrets."""
 
     id: int
     next_event: int = 1
-
-
-class JournalInUse(JournalError):
-    """Another server uses the folder."""
+    has_secrets: bool = False
 
 
 class SqliteJournal:
     """Implements `inspan_runtime.journal.Journal` in a folder that one server at a time may use.
 
-    A content waits in memory for the event that makes it count, and is committed with it; a secret before it.
+    A content waits in memory for the next event, and is written with it; a secret before it. So is the end of
+    a session, which the next `scrub` writes at the latest.
 
     Args:
         folder: Made with mode 0700 if it does not exist.
@@ -89,101 +77,94 @@ class SqliteJournal:
     def __init__(self, folder: Path, *, sync: Sync = "normal") -> None:
         self.folder = folder
         try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _check_folder(folder)
-            self._lock = _lock(folder / LOCK_FILE)
+            self._lock = take_folder(folder)
         except OSError as error:
             raise JournalError(f"{folder} cannot be a journal's folder: {error.strerror}") from error
         try:
-            _check_whole(folder)
-            self._events = _open(folder / EVENTS_FILE, EVENTS_SCHEMA, sync)
-            self._secrets = _open(folder / SECRETS_FILE, SECRETS_SCHEMA, sync)
-            # Secrets that are removed must not stay readable in free pages.
-            self._secrets.execute("PRAGMA secure_delete = ON")
-            self._known = {
-                name: _Known(id=number, next_event=last + 1)
-                for number, name, last in self._events.execute(
-                    "SELECT id, name, COALESCE((SELECT MAX(number) FROM events WHERE session = id), 0) "
-                    "FROM sessions"
-                )
-            }
+            self._open(sync)
         except (OSError, sqlite3.Error, JournalError) as error:
             os.close(self._lock)
             raise JournalError(f"the journal in {folder} cannot be used: {error}") from error
-        self._next_id = max((known.id for known in self._known.values()), default=0) + 1
-        self._waiting: list[tuple[str, tuple[object, ...]]] = []
-        self._waiting_secrets: list[tuple[str, tuple[object, ...]]] = []
-        self._forgotten = 0
-        # A server that was killed may have removed some, and not overwritten them.
-        self._has_remains = True
+        self._next_id = (
+            max(self._secrets.owners() | {known.id for known in self._known.values()}, default=0) + 1
+        )
+        self._waiting = Waiting()
+        self._waiting_secrets: dict[tuple[int, str], bytes | None] = {}
+        self._without_secrets: list[int] = []
+        self._batch = Batch()
+        self._due_at_records, self._due_at_bytes = BATCH_RECORDS, BATCH_BYTES
+        self._group = GroupCommit(self._log, self._settled, self._undone) if sync == "full" else None
 
-    def append(self, name: str, event: Event) -> None:
+    def _open(self, sync: Sync) -> None:
+        check_whole(self.folder)
+        path, database = self.folder / LOG_FILE, self.folder / EVENTS_FILE
+        self._events = EventStore(database, sync)
+        try:
+            self._secrets = SecretStore(self.folder / SECRETS_FILE, sync)
+        except BaseException:
+            self._events.close()
+            raise
+        try:
+            if not path.exists():
+                if self._events.version == VERSION:
+                    raise missing(LOG_FILE)
+                make_log(path)
+            found = read_log(path)
+            self._events.prepare()
+            self._secrets.prepare()
+            records = records_to_take(found, self._events.taken, path, database)
+            if records:
+                batch = Batch()
+                for record in records:
+                    batch.add(record.parts)
+                self._events.take(batch, records[-1].number)
+            owners = self._secrets.owners()
+            self._known = {
+                name: _Known(number, last + 1, number in owners)
+                for number, name, last in self._events.sessions()
+            }
+            # Only now, when all that it held is in the database.
+            self._log = LogFile(path, last=self._events.taken, is_synced=sync == "full")
+        except BaseException:
+            self._events.close()
+            self._secrets.close()
+            raise
+
+    def append(self, name: str, event: Event) -> Ticket | None:
         """Add an event to a session, with all contents that were kept before it."""
-        known = self._session(name)
-        text = _ENCODE(encode_event(event))
-        with self._written():
-            self._write_waiting((APPEND, (known.id, known.next_event, text)))
-        known.next_event += 1
+        known = self._known.get(name) or self._session(name)
+        number, text = known.next_event, event_text(event).encode()
+        written = self._write((EVENT, known.id, number, "", text), event_body(known.id, number, text))
+        known.next_event = number + 1
+        return written
 
     def keep(self, name: str, content: str, value: bytes | None, *, secret: bool = False) -> None:
         """Set a content of a session, or remove it with None, from its next event on."""
-        number = self._session(name).id
-        waiting = self._waiting_secrets if secret else self._waiting
-        if value is not None:
-            waiting.append((KEEP, (number, content, value)))
-        elif waiting and waiting[-1][0].startswith(REMOVE) and waiting[-1][1][0] == number:
-            # A close removes all that was kept of its run: in one statement.
-            statement, values = waiting[-1]
-            waiting[-1] = (f"{statement[:-1]}, ?)", (*values, content))
+        known = self._known.get(name) or self._session(name)
+        if secret:
+            known.has_secrets = True
+            self._waiting_secrets[known.id, content] = value
         else:
-            waiting.append((f"{REMOVE}?)", (number, content)))
+            self._waiting.keep(known.id, content, value)
 
     def forget(self, name: str) -> None:
-        """Remove all that is kept of a session."""
-        known = self._known.get(name)
+        """Remove all that is kept of a session, at the latest with the next `scrub`."""
+        known = self._known.pop(name, None)
         if known is None:
             return
-        with self._written():
-            self._write_waiting(
-                ("DELETE FROM events WHERE session = ?", (known.id,)),
-                ("DELETE FROM contents WHERE session = ?", (known.id,)),
-                ("DELETE FROM sessions WHERE id = ?", (known.id,)),
-            )
-            removed = self._secrets.execute("DELETE FROM contents WHERE session = ?", (known.id,))
-            self._has_remains = self._has_remains or removed.rowcount > 0
-            del self._known[name]
-            self._forgotten += 1
-            if self._forgotten % VACUUM_EVERY == 0:
-                self._vacuum()
+        self._waiting.forget(known.id)
+        if known.has_secrets:
+            self._without_secrets.append(known.id)
 
     def scrub(self) -> None:
-        """Overwrite what removed secrets left in the write-ahead log, whose pages SQLite keeps for reuse."""
-        if self._has_remains:
-            with self._written():
-                (is_busy, *_) = self._secrets.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-            self._has_remains = bool(is_busy)
-
-    def _session(self, name: str) -> _Known:
-        known = self._known.get(name)
-        if known is None:
-            known = self._known[name] = _Known(id=self._next_id)
-            self._next_id += 1
-            self._waiting.append((BEGIN_SESSION, (known.id, name)))
-        return known
-
-    def _write_waiting(self, *statements: tuple[str, tuple[object, ...]]) -> None:
-        """Commit what waits, and the statements, all or nothing. What is not written goes on waiting."""
-        if self._waiting_secrets:
-            _commit(self._secrets, self._waiting_secrets)
-            self._waiting_secrets = []
-        _commit(self._events, [*self._waiting, *statements])
-        self._waiting = []
-
-    def _vacuum(self) -> None:
-        for database in (self._events, self._secrets):
-            (free_pages,) = database.execute("PRAGMA freelist_count").fetchone()
-            if free_pages > VACUUM_FROM_PAGES:
-                database.execute(f"PRAGMA incremental_vacuum({VACUUM_PAGES})").fetchall()
+        """Write what waits, remove what was forgotten, and overwrite what removed secrets left behind."""
+        with self._usable():
+            self._write_waiting()
+            if self._batch.forgotten:
+                self._take_over()
+            self._secrets.forget(self._without_secrets)
+            self._without_secrets.clear()
+            self._secrets.scrub()
 
     def load(self) -> Iterator[StoredSession]:
         """All sessions, in the order of their beginning.
@@ -191,24 +172,116 @@ class SqliteJournal:
         Raises:
             JournalError: A kept event cannot be read; names the session.
         """
-        with self._written():
+        with self._usable():
+            self._take_over()
             stored = self._load()
             # Only now, when all could be read. What has no event was kept for a session that never was.
             for name in [name for name, known in self._known.items() if known.next_event == 1]:
                 self.forget(name)
-            kept = {number for (number,) in self._secrets.execute("SELECT DISTINCT session FROM contents")}
-            for number in kept.difference(known.id for known in self._known.values()):
-                self._secrets.execute("DELETE FROM contents WHERE session = ?", (number,))
+            self._without_secrets += self._secrets.owners().difference(
+                known.id for known in self._known.values()
+            )
         self.scrub()
         yield from stored
 
+    def close(self) -> None:
+        """Write what waits, and release the files."""
+        try:
+            with self._usable():
+                self._write_waiting()
+                self._take_over()
+                self._secrets.forget(self._without_secrets)
+        finally:
+            self._log.close()
+            self._events.close()
+            self._secrets.close()
+            os.close(self._lock)
+
+    # --- writing ---------------------------------------------------------------------------------
+
+    def _session(self, name: str) -> _Known:
+        known = self._known[name] = _Known(self._next_id)
+        self._next_id += 1
+        self._waiting.begin(known.id, name)
+        return known
+
+    def _write_waiting(self) -> None:
+        if self._waiting or self._waiting_secrets:
+            self._write(None, b"")
+
+    def _write(self, event: Part | None, body: bytes) -> Written | None:
+        """Write what waits, and an event, as one record. What is not written goes on waiting."""
+        log_file, group = self._log, self._group
+        if self._batch.records >= self._due_at_records or log_file.end >= self._due_at_bytes:
+            self._take_over_or_later()
+        parts = self._waiting.all() if self._waiting else []
+        if parts:
+            body = encode_parts(parts) + body
+        if event is not None:
+            parts.append(event)
+        start = log_file.end
+        try:
+            if self._waiting_secrets:
+                self._secrets.put(self._waiting_secrets)
+                self._waiting_secrets = {}
+            log_file.append(body, acknowledges=group is None)
+        except (OSError, sqlite3.Error) as error:
+            raise self._unusable(error) from error
+        if self._waiting:
+            self._waiting.clear()
+        if group is not None:
+            return group.add(start, parts)
+        self._batch.add(parts)
+        return None
+
+    def _settled(self, durable: list[Written]) -> None:
+        for written in durable:
+            self._batch.add(written.parts)
+
+    def _undone(self, undone: list[Written]) -> None:
+        numbers = {known.id: known for known in self._known.values()}
+        for written in undone:
+            self._waiting.undo(written.parts)
+            for kind, session, *_ in written.parts:
+                if kind == EVENT and session in numbers:
+                    numbers[session].next_event -= 1
+
+    def _take_over(self) -> None:
+        """Have the database take over what stands in the log, and begin the log anew."""
+        if self._group is not None:
+            self._group.sync_now()
+        if self._batch.records:
+            self._events.take(self._batch, self._log.last)
+            self._batch = Batch()
+            self._log.clear()
+            self._due_at_records, self._due_at_bytes = BATCH_RECORDS, BATCH_BYTES
+            self._events.vacuum()
+
+    def _take_over_or_later(self) -> None:
+        try:
+            with self._usable():
+                self._take_over()
+        except JournalError as error:
+            if self._log.end > LOG_LIMIT_BYTES:
+                raise
+            log.warning("sessions are kept in the log until the database can take them over: %s", error)
+            self._due_at_records = self._batch.records + BATCH_RECORDS
+            self._due_at_bytes = self._log.end + BATCH_BYTES
+
+    @contextmanager
+    def _usable(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, sqlite3.Error) as error:
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: Exception) -> JournalError:
+        return JournalError(f"the journal in {self.folder} cannot be used: {error}")
+
+    # --- reading ---------------------------------------------------------------------------------
+
     def _load(self) -> list[StoredSession]:
-        events: dict[int, list[str]] = {}
-        for number, text in self._events.execute(
-            "SELECT session, event FROM events ORDER BY session, number"
-        ):
-            events.setdefault(number, []).append(text)
-        contents, secrets = _contents(self._events), _contents(self._secrets)
+        events, contents, secrets = self._events.events(), self._events.contents(), self._secrets.secrets()
         return [
             StoredSession(
                 name=name,
@@ -228,107 +301,3 @@ class SqliteJournal:
                 f"the journal in {self.folder} has an event of session {name!r} that this inspan "
                 f"cannot read: {error}"
             ) from error
-
-    @contextmanager
-    def _written(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            raise JournalError(f"the journal in {self.folder} cannot be used: {error}") from error
-
-    def close(self) -> None:
-        """Write what waits, and release the files."""
-        try:
-            with self._written():
-                self._write_waiting()
-        finally:
-            self._events.close()
-            self._secrets.close()
-            os.close(self._lock)
-
-
-_ENCODE = json.JSONEncoder(separators=(",", ":")).encode
-
-
-def _commit(database: sqlite3.Connection, statements: list[tuple[str, tuple[object, ...]]]) -> None:
-    if len(statements) == 1:
-        database.execute(*statements[0])
-    elif statements:
-        with database:
-            database.execute("BEGIN")
-            for statement, values in statements:
-                database.execute(statement, values)
-
-
-def _open(path: Path, schema: str, sync: Sync) -> sqlite3.Connection:
-    # Made by us first, so that it is never readable by others, not even for a moment.
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
-    database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    try:
-        # One server at a time has the folder: so each commit is spared the file locks and the shared index.
-        database.execute("PRAGMA locking_mode = EXCLUSIVE")
-        (version,) = database.execute("PRAGMA user_version").fetchone()
-        if version not in (0, VERSION):
-            raise JournalError(
-                f"{path} is of version {version}, and this inspan reads version {VERSION}: end its sessions "
-                "with the inspan that wrote it, or move the folder away"
-            )
-        database.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        database.execute("PRAGMA journal_mode = WAL")
-        database.execute(f"PRAGMA synchronous = {sync.upper()}")
-        database.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
-        database.executescript(schema)
-        database.execute(f"PRAGMA user_version = {VERSION}")
-    except BaseException:
-        database.close()
-        raise
-    return database
-
-
-def _contents(database: sqlite3.Connection) -> dict[int, dict[str, bytes]]:
-    found: dict[int, dict[str, bytes]] = {}
-    for number, name, value in database.execute("SELECT session, name, value FROM contents"):
-        found.setdefault(number, {})[name] = bytes(value)
-    return found
-
-
-def _check_folder(folder: Path) -> None:
-    mode = stat.S_IMODE(folder.stat().st_mode)
-    if mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise JournalError(
-            f"{folder} has mode {mode:04o}: others may put files of theirs in place of the journal's; "
-            "it must be writable by its owner only"
-        )
-
-
-def _check_whole(folder: Path) -> None:
-    """Refuse a journal that has lost a file, before SQLite makes an empty one in its place."""
-    for name, other in ((EVENTS_FILE, SECRETS_FILE), (SECRETS_FILE, EVENTS_FILE)):
-        if not _size(folder / name) and (_size(folder / f"{name}-wal") or _holds_sessions(folder / other)):
-            raise JournalError(
-                f"{name} is missing or empty, but what belongs to it is there: put it back, or move the "
-                "folder away"
-            )
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
-def _holds_sessions(path: Path) -> bool:
-    if not _size(path):
-        return False
-    with closing(sqlite3.connect(path)) as database:
-        if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'contents'").fetchone():
-            return False
-        return database.execute("SELECT 1 FROM contents LIMIT 1").fetchone() is not None
-
-
-def _lock(path: Path) -> int:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise JournalInUse(f"{path.parent} is in use by another server") from error
-    return descriptor

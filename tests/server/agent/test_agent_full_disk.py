@@ -1,13 +1,13 @@
 """A journal that cannot be written for a while: requests are refused meanwhile, and nothing is lost."""
 
-import itertools
+import resource
 import sqlite3
 from contextlib import closing, contextmanager
 
 import anyio
 import pytest
 
-from inspan_runtime.journal_sqlite import EVENTS_FILE, JournalError, SqliteJournal
+from inspan_runtime.journal_sqlite import EVENTS_FILE, LOG_FILE, JournalError, SqliteJournal
 from inspan_server.model.capture import Capture
 from inspan_server.model.gateway import create_gateway
 from inspan_server.model.script import parse_script
@@ -16,20 +16,17 @@ from inspan_server.serving import served
 pytestmark = pytest.mark.anyio
 ACTIVATE = "/ng-rollout/r1/v1/responses"
 SLOW = parse_script({"*": [{"content": "at last", "delay_s": 1.0}]})
-ROOM_FOR_ALL = 1 << 30
 
 
 @contextmanager
-def full(server):
-    """The database may not grow, and what room it has is taken: SQLite says what it says on a full disk."""
-    database = server.service._journal._events
-    database.execute("PRAGMA max_page_count = 1")
-    with pytest.raises(sqlite3.OperationalError, match="full"):
-        for number in itertools.count():
-            database.execute("INSERT INTO events (session, number, event) VALUES (0, ?, '')", (number,))
-    yield
-    database.execute("DELETE FROM events WHERE session = 0")
-    database.execute(f"PRAGMA max_page_count = {ROOM_FOR_ALL}")
+def full(state):
+    """No file of this process grows beyond a few bytes more than the log has: the kernel takes a part."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((state / LOG_FILE).stat().st_size + 20, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 async def test_a_run_whose_answers_cannot_be_journalled_goes_on_when_they_can(
@@ -47,7 +44,7 @@ async def test_a_run_whose_answers_cannot_be_journalled_goes_on_when_they_can(
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(activate)
                 await until(lambda: server.service.phases["s1"] == "ACTIVE", "the run")
-                with full(server):
+                with full(tmp_path / "state"):
                     await until(lambda: "waits for its journal" in caplog.text, "the failure")
                     refused = await server.client.post("/v1/agent_sessions/close", json=bodies.close())
             assert (refused.status_code, "journal" in refused.json()["detail"]) == (503, True)
@@ -59,7 +56,7 @@ async def test_a_run_whose_answers_cannot_be_journalled_goes_on_when_they_can(
 async def test_a_seed_that_could_not_be_journalled_leaves_nothing_to_the_next(agent, bodies, tmp_path):
     async with agent(state_dir=str(tmp_path / "state")) as server:
         await server.client.get("/healthz")  # It has started then, and read what it kept.
-        with full(server):
+        with full(tmp_path / "state"):
             refused = await server.client.post("/v1/agent_sessions", json=bodies.seed(rollout="of-nobody"))
         assert refused.status_code == 503
         server.client.cookies.clear()

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from inspan_core.errors import ConfigError
-from inspan_core.events import CloseRequested
+from inspan_core.events import ClientGone, CloseRequested
 from inspan_core.findings import Cookie
 from inspan_runtime.journal_sqlite import EVENTS_FILE, SECRETS_FILE, JournalError, SqliteJournal
 from inspan_server.agent.state_files import kept_key
@@ -59,13 +59,14 @@ def begun(folder):
 def test_secrets_that_a_killed_server_removed_are_overwritten_by_the_next(tmp_path):
     killed = begun(tmp_path / "killed")
     killed.forget("s")
+    killed.append("t", ClientGone(at=2.0, waiter=1))
     state = tmp_path / "state"
     state.mkdir(mode=0o700)
     for path in killed.folder.iterdir():
         (state / path.name).write_bytes(path.read_bytes())
     assert held(state) == {f"{SECRETS_FILE}-wal"}
     journal = SqliteJournal(state)
-    assert (list(journal.load()), held(state)) == ([], set())
+    assert ([each.name for each in journal.load()], held(state)) == (["t"], set())
     journal.close()
     killed.close()
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from inspan_runtime.journal_sqlite import SqliteJournal
 from inspan_server.cli.main import main
 
 pytestmark = [pytest.mark.timeout(120)]
@@ -50,6 +51,12 @@ def world(worlds, tmp_path):
         harness_options={"model": False},
         drain_timeout_seconds=20,
     )
+
+
+def kill(world):
+    """Kill the server, and have its database take over what stands in its log."""
+    world.kill()
+    SqliteJournal(world.folder / "state").close()
 
 
 def seed(world, bodies, name="s"):
@@ -130,7 +137,7 @@ def test_a_server_that_is_down_is_read_from_its_journal(world, bodies):
 def test_a_session_that_cannot_be_released_is_abandoned_by_the_operator(world, bodies, wait_for):
     """Its sandbox was taken away under the server, so that nothing of it can be proven."""
     seed(world, bodies)
-    world.kill()
+    kill(world)
     with closing(sqlite3.connect(world.folder / "state" / "sessions.sqlite")) as database, database:
         rows = database.execute("SELECT session, number, event FROM events ORDER BY number").fetchall()
         last = max(row[1] for row in rows)
@@ -162,7 +169,7 @@ def test_a_session_that_cannot_be_released_is_abandoned_by_the_operator(world, b
 )
 def test_a_journal_that_cannot_be_read_is_left_as_it_is(world, bodies, damage, complaint):
     seed(world, bodies)
-    world.kill()
+    kill(world)
     path = world.folder / "state" / "sessions.sqlite"
     with closing(sqlite3.connect(path)) as database, database:
         database.execute(damage)

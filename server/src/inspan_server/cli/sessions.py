@@ -171,6 +171,7 @@ class _Journal:
         except NotAllowed as error:
             raise SessionsRefused(str(error)) from error
         self.journal.append(session_id, event)
+        self.journal.close()
         return self._view(each, session)
 
     def _one(self, session_id: str) -> StoredSession:
