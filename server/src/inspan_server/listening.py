@@ -17,7 +17,7 @@ from hypercorn.config import Config
 from hypercorn.utils import wrap_app
 
 from inspan_server.connections import Connection
-from inspan_server.plain_connection import PlainConnection, Serving
+from inspan_server.plain_connection import GOODBYE_S, PlainConnection, Serving
 
 
 async def serve(app: Any, config: Config, stopping: anyio.Event, *, answer_timeout_s: float) -> None:
@@ -52,7 +52,9 @@ async def serve(app: Any, config: Config, stopping: anyio.Event, *, answer_timeo
             reader.feed_eof()
         transport.resume_reading()
         writer = asyncio.StreamWriter(transport, protocol, reader, loop)
-        await Connection(wrapped, loop, config, context, state, reader, writer)
+        shared = (wrapped, loop, config, context, state)
+        bounds = {"answer_timeout_s": answer_timeout_s, "goodbye_s": GOODBYE_S}
+        await Connection(*shared, reader, writer, **bounds)
 
     serving = Serving(app, config, state, hand_over, answer_timeout_s)
     listeners = await _listen(serving)

@@ -14,6 +14,7 @@ import anyio
 from hypercorn.config import Config
 
 from inspan_server import listening
+from inspan_server.bounded_heads import bound_heads
 
 LOOPBACK = "127.0.0.1"
 ANSWER_TIMEOUT_S = 60.0
@@ -82,6 +83,7 @@ async def serve_until(
         stopping: Ends it once it is set; being cancelled does not skip the application's own shutdown.
         answer_timeout_s: A client that has not taken an answer by then is given up, in seconds; on asyncio.
     """
+    bound_heads()
     with anyio.CancelScope(shield=True):
         if _in_trio():
             worker: Any = import_module("hypercorn.trio")

@@ -11,6 +11,7 @@ import logging
 import socket
 import time
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import urlsplit
@@ -164,7 +165,8 @@ def running(backend, tmp_path, *, idle_timeout_s=None, wrap=None, plugins=None, 
     async def served():
         stopping = anyio.Event()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(serve_until, app, hypercorn, stopping)
+            bound_s = config.answer_timeout_seconds
+            tasks.start_soon(partial(serve_until, app, hypercorn, stopping, answer_timeout_s=bound_s))
             try:
                 yield
             finally:

@@ -24,8 +24,8 @@ class ModelServerConfig:
     """Where the Model Server is.
 
     Attributes:
-        base_url: Without rollout prefix and ``/v1``. On this host's loopback, sandboxes reach it under the same
-            address, or at another port where that one is taken inside; the harness is told the one to use.
+        base_url: Without rollout prefix and ``/v1``. On this host's loopback, sandboxes reach it under the
+            same address, or at another port where that one is taken inside; the harness is told which.
         name: The model to ask for.
         api_key: The key for every episode, or None where the server asks for none.
     """
@@ -142,6 +142,7 @@ class AgentConfig:
         body_limit_bytes: Of a request.
         header_limit_bytes: Of a request's line and headers together.
         body_timeout_seconds: How long a client may take to send a request's body.
+        answer_timeout_seconds: How long a client may take to receive an answer.
     """
 
     harness: Annotated[str, Text(min_length=1)]
@@ -179,3 +180,4 @@ class AgentConfig:
     body_limit_bytes: Annotated[int, Whole(minimum=1024)] = 32 * 1024 * 1024
     header_limit_bytes: Annotated[int, Whole(minimum=1024)] = 16 * 1024
     body_timeout_seconds: float = 60.0
+    answer_timeout_seconds: float = 60.0

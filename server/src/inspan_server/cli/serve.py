@@ -155,7 +155,7 @@ async def _run(app: Starlette, config: AgentConfig, listener: socket.socket) -> 
         print(f"inspan serve: {_url(listener, config)} runs {spec.name} {spec.version}", flush=True)
         hypercorn = http_config(config, listener)
         hypercorn.shutdown_timeout = ending.close_timeout_s + GRACEFUL_TIMEOUT_S
-        await serve_until(app, hypercorn, ending.stop)
+        await serve_until(app, hypercorn, ending.stop, answer_timeout_s=config.answer_timeout_seconds)
         ending.watching.cancel()
     if ending.unclosed:
         print(f"inspan serve: not proven closed: {', '.join(sorted(ending.unclosed))}", file=sys.stderr)
