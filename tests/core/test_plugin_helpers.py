@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from inspan_core.errors import RequestRefused
-from inspan_core.harness import ArtifactProblem, Artifacts, ParseInput
+from inspan_core.errors import ConfigError, RequestRefused
+from inspan_core.harness import ArtifactProblem, Artifacts, HarnessSpec, ParseInput
+from inspan_core.option_checks import complete_options
 from inspan_core.request_text import (
     effort_of,
     instructions_of,
@@ -126,3 +127,58 @@ def test_what_could_not_be_collected_is_a_gap():
         model_name="m",
     )
     assert [gap.code for gap in artifact_gaps(run)] == ["artifact_truncated", "runtime_info_unavailable"]
+
+
+SPEC = HarnessSpec(
+    name="some",
+    version="1",
+    model_api="responses",
+    level=2,
+    request_fields={"input": "applied", "metadata": "applied"},
+    options={"turns": 5, "share": 0.5, "is_on": True, "mode": "a", "tools": ["x"]},
+)
+
+
+def checked(**given):
+    options = complete_options(SPEC, given)
+    options.whole_numbers({"turns": 1})
+    options.number("share", 0, 1)
+    options.truths("is_on")
+    options.one_of("mode", ("a", "b"))
+    options.list_of("tools", ("x", "y"))
+    return options.values
+
+
+def test_options_that_fit_are_the_defaults_with_what_was_given():
+    assert checked() == SPEC.options
+    given = {"turns": 1, "share": 1, "is_on": False, "mode": "b", "tools": ("y", "x")}
+    assert checked(**given) == given
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("turns", 0, "a whole number >= 1"),
+        ("turns", True, "a whole number >= 1"),
+        ("turns", 1.5, "a whole number >= 1"),
+        ("share", 1.01, "a number from 0 to 1"),
+        ("share", float("nan"), "a number from 0 to 1"),
+        ("share", True, "a number from 0 to 1"),
+        ("share", "much", "a number from 0 to 1"),
+        ("is_on", 1, "true or false"),
+        ("mode", "c", "one of a, b"),
+        ("mode", ["a"], "one of a, b"),
+        ("tools", "x", "a list of x, y"),
+        ("tools", ["x", "z"], "a list of x, y"),
+        ("tools", [["x"]], "a list of x, y"),
+    ],
+)
+def test_an_option_that_does_not_fit_is_named_with_its_value_and_what_was_expected(name, value, expected):
+    with pytest.raises(ConfigError) as caught:
+        checked(**{name: value})
+    assert str(caught.value) == f"option {name!r} of some is {value!r}, expected {expected}"
+
+
+def test_an_option_that_is_not_declared_is_refused_with_those_that_are():
+    with pytest.raises(ConfigError, match="unknown option 'turn' of some; known: is_on, mode, share"):
+        checked(turn=1)

@@ -53,7 +53,7 @@ USUAL = {
     "deadline during a tool": ends(200, "time_limit", 1),
     "close during a tool": ends(503, "interrupted", 1),
     "harness killed": ends(503, "harness_died", 1, NO_RESULT),
-    "background service": ends(200, "completed", 2),
+    "background service": ends(200, "completed", 3),
     "forced removal": ends(200, "completed", 3),
     "two calls in one answer": ends(200, "completed", 2),
     "malformed arguments": ends(200, "completed", 6),

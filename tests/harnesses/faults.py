@@ -7,26 +7,14 @@ from collections.abc import Awaitable, Callable
 import anyio
 from attrs import frozen
 
+from inspan_server.testing.replies import USAGE, call, error, said, shell
+
 HARNESSES = ("pi", "codex", "hermes")
-USAGE = {"prompt_tokens": 100, "completion_tokens": 20, "cached_tokens": 40, "reasoning_tokens": 5}
 OVERFLOW = {"error": {"message": "This model's maximum context length is 65536 tokens.", "code": 400}}
 PORT = 8765
 HARD_PROMPT = (
     "\"quotes\" 'and' $HOME `x` \\ \n\t\u2028 \U0001f600 \u0645 pkill -f pi; zanzibar " + "x" * 200_000
 )
-
-
-def shell(command, **more):
-    """The model calls the harness's shell."""
-    return {"tool_calls": [{"name": "shell", "arguments": {"command": command}}], "usage": USAGE, **more}
-
-
-def said(text="Done.", usage=USAGE):
-    return {"content": text, **({} if usage is None else {"usage": usage})}
-
-
-def error(status, body=None):
-    return {"error": {"status": status, **({} if body is None else {"body": body})}}
 
 
 def raw(arguments):
@@ -38,6 +26,10 @@ MALFORMED = ('{"command": "echo a > bad', "[]", "null", "x" * 100_000)
 FLOOD = "head -c 5000000 /dev/zero | tr '\\0' x; printf '\\377\\376 \\303'; echo; printf '\\360\\237\\230'"
 
 
+CONNECT = f"import socket; socket.create_connection(('127.0.0.1', {PORT}), 1)"
+SERVES = f'for n in $(seq 300); do python3 -c "{CONNECT}" 2>/dev/null && break; sleep 0.1; done'
+"""On a busy machine a run may be over before the service listens, and then nobody can tell its port."""
+
 REMOVE = "for each in b; do rm -f $each; done; env rm -f c"
 
 
@@ -45,8 +37,7 @@ def service(harness):
     """How each harness starts what shall live on."""
     serve = f"python3 -m http.server {PORT} --bind 127.0.0.1"
     if harness == "hermes":
-        arguments = {"command": f"exec {serve} >/dev/null 2>&1", "background": True}
-        return {"tool_calls": [{"name": "terminal", "arguments": arguments}], "usage": USAGE}
+        return call("terminal", command=f"exec {serve} >/dev/null 2>&1", background=True)
     return shell(f"setsid {serve} >/dev/null 2>&1 </dev/null & echo started")
 
 
@@ -150,7 +141,7 @@ class Fault:
         self.look(seen, harness)
 
 
-TIME_LIMIT_S = {"pi": "10", "codex": "8", "hermes": "25"}
+TIME_LIMIT_S = {"pi": "15", "codex": "10", "hermes": "60"}
 """Longer than each takes to begin, on a busy machine too."""
 
 SLEEP = "echo begun > note; sleep 4711.5"
@@ -224,7 +215,11 @@ FAULTS = {
             files=("cat note", "begun\n"),
             look=was_killed,
         ),
-        Fault(name="background service", replies=lambda harness: [service(harness), said()], look=serves_on),
+        Fault(
+            name="background service",
+            replies=lambda harness: [service(harness), shell(SERVES), said()],
+            look=serves_on,
+        ),
         Fault(
             name="forced removal",
             replies=_same(shell("touch a b c kept; rm -rf a"), shell(REMOVE), said()),

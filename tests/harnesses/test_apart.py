@@ -6,8 +6,9 @@ import secrets
 import anyio
 import pytest
 
+from inspan_server.testing.replies import said, shell
+
 from .compare import check_seen
-from .faults import said, shell
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.registry, pytest.mark.full, pytest.mark.timeout(500)]
 

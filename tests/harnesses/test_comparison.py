@@ -5,8 +5,10 @@ import copy
 import attrs
 import pytest
 
+from inspan_server.testing.replies import USAGE, said, shell
+
 from .compare import check_seen
-from .faults import FAULTS, USAGE, Fault, run_fault, said, service, shell
+from .faults import FAULTS, Fault, run_fault, service
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.registry, pytest.mark.timeout(300)]
 

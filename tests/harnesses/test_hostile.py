@@ -4,7 +4,9 @@ import json
 
 import pytest
 
-from .faults import HARNESSES, TIME_LIMIT_S, said, shell
+from inspan_server.testing.replies import said, shell
+
+from .faults import HARNESSES, TIME_LIMIT_S
 from .world import SESSIONS
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.registry, pytest.mark.full, pytest.mark.timeout(300)]

@@ -1,7 +1,7 @@
 """The functions of a request as tools of a ``direct_http`` grant: for plugins, pure.
 
 The request's function `tools` are the tools, the grant says where they are called. A plugin reads them with
-`read_functions`, gives the shim what `bridge_order` makes of them (`inspan_core.tool_bridge` says what
+`granted_functions`, gives the shim what `bridge_order` makes of them (`inspan_core.tool_bridge` says what
 becomes of it), and asks `missing_tools` when it parses: a run whose harness did not get its tools is not
 gradable.
 """
@@ -91,6 +91,26 @@ def read_functions(
             raise RequestRefused(f"`tools` has two functions named {tool.name!r}", field="tools")
         seen.add(tool.name)
     return tuple(tools)
+
+
+def granted_functions(
+    request: Mapping[str, Any],
+    spec: HarnessSpec,
+    grants: Iterable[ToolAccess],
+    *,
+    taken: Collection[str] = (),
+) -> tuple[DirectHttpAccess, tuple[FunctionTool, ...]] | None:
+    """The request's functions with the grant that they are called by; None: there are none.
+
+    Args:
+        taken: See `read_functions`.
+
+    Raises:
+        RequestRefused: As `read_functions` does.
+    """
+    grant = direct_http_grant(grants)
+    functions = read_functions(request, spec, grant, taken=taken)
+    return None if grant is None or not functions else (grant, functions)
 
 
 def _function(tool: Any, index: int, spec: HarnessSpec) -> FunctionTool:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import inspan_codex.sandbox_runner as runner
-from inspan_core.harness import Artifacts, ParseInput
-from inspan_core.shim_files import shim_files
+from inspan_runtime.testing.recorded import recorded_run
+from inspan_runtime.testing.shim_process import ShimProcess
 
+RUN = ("return_code", "timed_out", "interrupted", "request")
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
 INFO = b'{"hostname": "box", "pid": 7, "interpreter": "/r/bin/inspan-h"}'
 
@@ -29,7 +26,8 @@ def transcript_names():
 def run_of():
     """Name of a recorded run -> what the parser is given."""
 
-    def make(name: str, *, return_code=0, timed_out=False, interrupted=False, request=None, **changed):
+    def make(name: str, **more):
+        told = {key: more.pop(key) for key in RUN if key in more}
         events = (TRANSCRIPTS / f"{name}.events.jsonl").read_bytes()
         files = {
             "events.jsonl": events,
@@ -42,80 +40,24 @@ def run_of():
             files[f"home/sessions/{folder}/rollout-x-{thread_id}.jsonl"] = path.read_bytes()
         if (path := TRANSCRIPTS / f"{name}.stderr.log").exists():
             files["stderr.log"] = path.read_bytes()
-        for key, data in changed.items():
+        for key, data in more.items():
             named = next((n for n in files if n.startswith("home/")), "") if key == "thread" else key
             files[named.replace("__", ".")] = data
-        return ParseInput(
-            artifacts=Artifacts(files={name: data for name, data in files.items() if data is not None}),
-            request=request or {"input": "Do the thing."},
-            return_code=return_code,
-            timed_out=timed_out,
-            interrupted=interrupted,
-            model_name="policy",
-            sandbox_id="box-1",
-        )
+        return recorded_run(files, **told)
 
     return make
 
 
-class Shim:
-    """The shim in a session folder of its own, with a program of the test's in place of Codex."""
-
-    def __init__(self, tmp_path: Path) -> None:
-        self.folder = tmp_path / "session"
-        self.work = tmp_path / "work"
-        for folder in (self.folder, self.work):
-            folder.mkdir()
-        self.started: list[subprocess.Popen[bytes]] = []
-        source = Path(runner.__file__).read_text()
-        for name, text in {"sandbox_runner.py": source, **shim_files()}.items():
-            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (self.folder / name).write_text(text)
-
-    def start(self, program: str, **order: Any) -> subprocess.Popen[bytes]:
-        """Start the shim over a Python program, as the supervisor does: own group, no input."""
-        content = {
-            "argv": ["neutral", "-c", program],
-            "program": sys.executable,
-            "env": {"CODEX_HOME": str(self.folder / "home")},
-            "workdir": str(self.work),
-            "files": {"home/config.toml": "model = 'x'\n"},
-            "prompt": "hello",
-            **order,
-        }
-        (self.folder / "input.json").write_text(json.dumps(content))
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(self.folder / "sandbox_runner.py")],
-            env={"PATH": "/usr/bin:/bin"},
-            cwd=self.work,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-        self.started.append(process)
-        return process
-
-    def run(self, program: str, **order: Any) -> int:
-        """Run to the end; what the shim itself printed is a fault."""
-        process = self.start(program, **order)
-        assert process.communicate(timeout=50) == (b"", b"")
-        return process.returncode
-
-    def events(self) -> list[dict[str, Any]]:
-        lines = (self.folder / "events.jsonl").read_bytes().split(b"\n")
-        return [json.loads(line) for line in lines if line]
-
-    def end(self) -> None:
-        """Leave no process and no pipe behind."""
-        for process in self.started:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate(timeout=30)
-
-
 @pytest.fixture
 def shim(tmp_path):
-    made = Shim(tmp_path)
+    def order(program):
+        return {
+            "argv": ["neutral", "-c", program],
+            "program": sys.executable,
+            "env": {"CODEX_HOME": str(tmp_path / "session" / "home")},
+            "files": {"home/config.toml": "model = 'x'\n"},
+        }
+
+    made = ShimProcess(root=tmp_path, source=Path(runner.__file__).read_text(), order=order)
     yield made
     made.end()

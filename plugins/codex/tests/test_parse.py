@@ -13,6 +13,7 @@ from inspan_codex.parse import parse
 from inspan_core.codec import encode
 from inspan_core.findings import Outcome
 from inspan_core.harness import ArtifactProblem, Artifacts, ParseInput
+from inspan_runtime.testing.recorded import codes, kinds, records
 
 USAGE = {
     "input_tokens": 300,
@@ -21,18 +22,6 @@ USAGE = {
     "output_tokens_details": {"reasoning_tokens": 15},
     "total_tokens": 360,
 }
-
-
-def kinds(parsed):
-    return [item["type"] for item in parsed.response["output"]]
-
-
-def codes(parsed):
-    return [gap.code for gap in parsed.observations.gaps]
-
-
-def tools(parsed):
-    return [record for record in parsed.observations.records if record.kind == "tool_call"]
 
 
 def test_a_run_with_two_tools_in_full(run_of):
@@ -63,7 +52,7 @@ def test_a_run_with_two_tools_in_full(run_of):
     assert {ref.model_ref for ref in invocation.model_calls} == {"policy"}
     assert invocation.conversation[0] == {"role": "user", "content": "Do the thing."}
     assert invocation.duration_ms > 0
-    first, second = tools(parsed)
+    first, second = records(parsed, "tool_call")
     assert (first.tool_name, first.status, first.timing_source, first.sandbox_id) == (
         "exec_command", "completed", "harness", "box-1",
     )  # fmt: skip
@@ -75,7 +64,7 @@ def test_a_run_with_two_tools_in_full(run_of):
 def test_a_failed_tool_and_two_in_one_answer(run_of):
     parsed = parse(run_of("parallel_tools"))
     assert kinds(parsed)[:4] == ["function_call"] * 2 + ["function_call_output"] * 2
-    assert [(t.status, t.error_type) for t in tools(parsed)] == [
+    assert [(t.status, t.error_type) for t in records(parsed, "tool_call")] == [
         ("completed", None),
         ("failed", "tool_error"),
     ]
@@ -87,7 +76,7 @@ def test_malformed_arguments_are_kept_word_for_word(run_of):
     assert call["arguments"] == '{"cmd": "a'
     assert told["output"].startswith("failed to parse function arguments")
     assert unknown["name"] == "nosuch"
-    assert [t.status for t in tools(parsed)] == ["failed", "failed"]
+    assert [t.status for t in records(parsed, "tool_call")] == ["failed", "failed"]
     assert codes(parsed) == []
 
 
@@ -95,9 +84,9 @@ def test_a_command_that_was_still_running_is_not_called_complete(run_of):
     parsed = parse(run_of("slow"))
     assert parsed.outcome is Outcome.COMPLETED
     assert "Process running with session ID" in parsed.response["output"][1]["output"]
-    assert [t.status for t in tools(parsed)] == ["failed"]
+    assert [t.status for t in records(parsed, "tool_call")] == ["failed"]
     unnoted = with_thread(run_of("slow"), lambda data: data.replace(b'"status": "failed"', b'"status": 0'))
-    assert [t.status for t in tools(parse(unnoted))] == ["incomplete"]
+    assert [t.status for t in records(parse(unnoted), "tool_call")] == ["incomplete"]
 
 
 def test_a_tool_of_a_grant(run_of):
@@ -106,7 +95,7 @@ def test_a_tool_of_a_grant(run_of):
     call, result, _ = parsed.response["output"]
     assert (call["name"], call["namespace"], call["arguments"]) == ("look_up", "mcp__ng", '{"key": "k"}')
     assert result["output"].endswith('{"value":1}')
-    assert [(t.tool_name, t.status, t.timing_source) for t in tools(parsed)] == [
+    assert [(t.tool_name, t.status, t.timing_source) for t in records(parsed, "tool_call")] == [
         ("look_up", "completed", "harness")
     ]
 
@@ -125,7 +114,7 @@ def test_a_history_is_not_part_of_the_run(run_of):
     assert kinds(parsed) == ["function_call", "function_call_output", "message"]
     assert "old" not in json.dumps(parsed.response["output"])
     assert parsed.response["usage"]["total_tokens"] == 240
-    (tool,) = tools(parsed)
+    (tool,) = records(parsed, "tool_call")
     assert (tool.status, tool.timing_source) == ("completed", "artifact")
 
 
@@ -203,10 +192,10 @@ def test_a_run_that_was_stopped_keeps_what_it_did(run_of, name):
     died = parse(run_of(name, return_code=-9))
     assert (died.outcome, kinds(died)) == (Outcome.FAILED, ["message", "function_call"])
     assert codes(died) == ["tool_result_missing"]
-    assert tools(died)[0].status == "incomplete"
+    assert records(died, "tool_call")[0].status == "incomplete"
     late = parse(run_of(name, timed_out=True))
     assert (late.outcome, late.response["metadata"]) == (Outcome.INCOMPLETE, {"stop_reason": "time_limit"})
-    assert tools(late)[0].status == "cancelled"
+    assert records(late, "tool_call")[0].status == "cancelled"
     cut_off = parse(run_of(name, interrupted=True))
     assert (cut_off.outcome, cut_off.detail["message"]) == (Outcome.FAILED, "the run was cut off by close")
 

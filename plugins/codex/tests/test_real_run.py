@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -14,38 +13,23 @@ from starlette.routing import Route
 
 import inspan_codex
 from inspan_core.findings import Outcome
-from inspan_core.sandbox import SandboxSpec
 from inspan_core.wire import McpAccess, McpConnection
 from inspan_runtime.install import SandboxInstaller
-from inspan_runtime.install_build import package_client_env
-from inspan_runtime.install_cache import RuntimeCache, default_cache_dir
-from inspan_runtime.providers.bubblewrap import BubblewrapProvider
-from inspan_runtime.providers.local import LocalProvider
-from inspan_runtime.testing.plugin_episode import PluginEpisode
-from inspan_server.model.capture import Capture
-from inspan_server.model.gateway import create_gateway
-from inspan_server.model.script import parse_script
+from inspan_runtime.install_cache import RuntimeCache
+from inspan_runtime.testing.recorded import outputs
 from inspan_server.serving import served
+from inspan_server.testing.plugin_runs import KEY, own_cache, plugin_run
+from inspan_server.testing.replies import USAGE, said, shell
 
 pytestmark = [pytest.mark.anyio, pytest.mark.sandbox, pytest.mark.registry, pytest.mark.timeout(400)]
 full = pytest.mark.full
 
-KEY = "sk-canary-4711"
-USAGE = {"prompt_tokens": 100, "completion_tokens": 20, "cached_tokens": 40, "reasoning_tokens": 5}
 LOOK = (
     "env; for p in /proc/[0-9]*/environ /proc/[0-9]*/cmdline; do cat $p 2>/dev/null; done | tr '\\0' '\\n';"
     " echo; grep -rl canary-471[1] /tmp /app; cd /tmp/inspan-sessions/1; stat -c '%a %n' $PWD/*; ls home"
 )
 WORDS = ("code[x]", "pytho[n]", "tellin[g]", "inspan_code[x]", "opena[i]", "sandbox_runne[r]", "superviso[r]")
 KILL = "; ".join(f"pkill -f '{word}'" for word in WORDS) + "; pkill '^code[x]'; echo survived; pkill -V"
-
-
-def shell(command, **more):
-    return {"tool_calls": [{"name": "shell", "arguments": {"command": command}}], "usage": USAGE, **more}
-
-
-def said(text):
-    return {"content": text, "usage": USAGE}
 
 
 @pytest.fixture
@@ -55,48 +39,19 @@ def anyio_backend():
 
 @pytest.fixture
 def cache():
-    """The user's own cache, so that the registries are asked once and not for every test run."""
-    return RuntimeCache(default_cache_dir(os.environ), client_env=package_client_env(os.environ))
+    return own_cache()
 
 
 @pytest.fixture
 def episode(tmp_path, cache):
     """A context manager that makes an episode in a sandbox with a gateway for a script."""
 
-    @asynccontextmanager
-    async def make(replies, *, place="bubblewrap", reach=(), tool_accesses=(), **options):
-        capture, script = Capture(), parse_script({"r1": replies})
-        where = {"runtime_dir": str(tmp_path / "run")}
-        provider = BubblewrapProvider(where) if place == "bubblewrap" else LocalProvider(where)
-        local = place == "local"
-        workdir = str(tmp_path / "app") if local else "/app"
-        session_dir = str(tmp_path / "session") if local else "/tmp/inspan-sessions/1"
-        roots = {"roots": [str(tmp_path / "rt")]} if local else {}
-        async with served(create_gateway(script, capture, keys={"r1": KEY}), graceful_timeout_s=0.2) as url:
-            spec = SandboxSpec(workdir=workdir, ttl_s=600.0, reach=(url, *reach))
-            sandbox = await provider.create(spec, key="codex")
-            try:
-                one = PluginEpisode(
-                    plugin=inspan_codex,
-                    sandbox=sandbox,
-                    workdir=workdir,
-                    session_dir=session_dir,
-                    installer=SandboxInstaller(sandbox, cache, workdir=workdir, **roots),
-                    options={"max_retries": 0, **options},
-                    tool_accesses=tool_accesses,
-                    model_key=KEY,
-                )
-                await one.seed()
-                yield one, f"{url}/ng-rollout/r1/v1", capture
-            finally:
-                await sandbox.stop()
-                await provider.aclose()
+    def make(replies, *, max_retries=0, **more):
+        named = {name: more.pop(name) for name in ("place", "reach", "tool_accesses") if name in more}
+        options = {"max_retries": max_retries, **more}
+        return plugin_run(inspan_codex, replies, folder=tmp_path, cache=cache, options=options, **named)
 
     return make
-
-
-def outputs(parsed):
-    return [i["output"] for i in parsed.response["output"] if i["type"] == "function_call_output"]
 
 
 @pytest.mark.parametrize("place", ["bubblewrap", pytest.param("local", marks=full)])

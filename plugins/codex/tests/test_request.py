@@ -15,8 +15,10 @@ from inspan_codex.servers import read_servers
 from inspan_codex.settings import run_order
 from inspan_codex.toml_text import to_toml
 from inspan_core.errors import ConfigError, RequestRefused
+from inspan_core.function_tools import granted_functions
 from inspan_core.wire import McpAccess, McpConnection
 from inspan_runtime.requests import check_request
+from inspan_runtime.testing.bad_requests import BAD_REQUESTS, HARMLESS
 
 HISTORY = [
     {"role": "user", "content": "Earlier."},
@@ -40,6 +42,7 @@ def order(request, servers=(), **options):
         model_key='sk-"x',
         run_timeout_s=60.0,
         servers=servers,
+        tools=granted_functions(request, HARNESS, ()),
     )
 
 
@@ -131,39 +134,23 @@ def test_a_grant_that_codex_cannot_name_is_refused():
 @pytest.mark.parametrize(
     ("request_", "field"),
     [
+        *BAD_REQUESTS,
         ({"input": "x", "max_output_tokens": 5}, "max_output_tokens"),
         ({"input": "x", "temperature": 0.5}, "temperature"),
         ({"input": "x", "top_p": 0.5}, "top_p"),
         ({"input": "x", "reasoning": {"effort": "low"}}, "reasoning"),
-        ({"input": "x", "tool_choice": "none"}, "tool_choice"),
-        ({"input": "x", "parallel_tool_calls": False}, "parallel_tool_calls"),
-        ({"input": "x", "truncation": "auto"}, "truncation"),
-        ({"input": "  "}, "input"),
-        ({"input": [{"role": "assistant", "content": "x"}]}, "input"),
-        ({"input": []}, "input"),
-        ({"input": 7}, "input"),
-        ({"input": ["x"]}, "input"),
-        ({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, "input"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "u"}]}]}, "input"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
-        ({"input": [{"type": "function_call", "name": "f"}]}, "input"),
-        ({"input": "x", "instructions": ["y"]}, "instructions"),
     ],
 )
 def test_what_codex_cannot_do_is_refused_by_name(request_, field):
     with pytest.raises(RequestRefused) as caught:
         check_request(HARNESS, request_)
-        read_request(request_)
+        order(request_)
     assert caught.value.field == field
 
 
 def test_values_that_say_what_happens_anyway_are_taken():
-    request = {
-        "input": "x", "tools": [], "tool_choice": "auto", "parallel_tool_calls": True, "model": "m",
-        "metadata": {"agent_timeout_sec": 5}, "max_output_tokens": None, "reasoning": None, "stream": False,
-    }  # fmt: skip
-    check_request(HARNESS, request)
-    assert read_request(request).prompt == "x"
+    check_request(HARNESS, HARMLESS)
+    assert read_request(HARMLESS).prompt == "x"
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,11 @@ from inspan_core.codec import encode_observations
 from inspan_core.findings import Outcome
 from inspan_core.observations import ModelCallRef
 from inspan_core.plugins import load_plugins
+from inspan_runtime.testing.recorded import codes
 
 
 def command(text):
     return json.dumps({"command": text})
-
-
-def codes(parsed):
-    return [gap.code for gap in parsed.observations.gaps]
 
 
 def test_it_is_a_plugin_without_problems():

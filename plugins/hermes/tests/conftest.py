@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from inspan_core.harness import Artifacts, ParseInput
+from inspan_runtime.testing.recorded import recorded_run
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
 INFO = b'{"hostname": "box", "pid": 7, "interpreter": "/usr/bin/python3"}'
@@ -22,9 +22,7 @@ def transcript_names():
 def run_of():
     """Name of a recorded run -> what the parser is given; `files` replace, or with None remove, its files."""
 
-    def make(
-        name, *, return_code=0, timed_out=False, interrupted=False, request=None, files=None, problems=()
-    ):
+    def make(name, *, files=None, **told):
         found = {
             "events.jsonl": TRANSCRIPTS / f"{name}.events.jsonl",
             "output.json": TRANSCRIPTS / f"{name}.output.json",
@@ -33,16 +31,6 @@ def run_of():
         if b'"type": "ready"' in data["events.jsonl"]:
             data["ready.json"] = READY
         data["runtime_info.json"] = INFO
-        data |= files or {}
-        kept = {key: value for key, value in data.items() if value is not None}
-        return ParseInput(
-            artifacts=Artifacts(files=kept, problems=problems),
-            request=request or {"input": "Do the thing."},
-            return_code=return_code,
-            timed_out=timed_out,
-            interrupted=interrupted,
-            model_name="policy",
-            sandbox_id="box-1",
-        )
+        return recorded_run(data | (files or {}), **told)
 
     return make

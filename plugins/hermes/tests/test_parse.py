@@ -12,6 +12,7 @@ from inspan_core.codec import encode
 from inspan_core.findings import Outcome
 from inspan_core.harness import ArtifactProblem
 from inspan_hermes.parse import parse
+from inspan_runtime.testing.recorded import codes, kinds, records
 
 USAGE = {
     "input_tokens": 300,
@@ -20,22 +21,6 @@ USAGE = {
     "output_tokens_details": {"reasoning_tokens": 15},
     "total_tokens": 360,
 }
-
-
-def kinds(parsed):
-    return [item["type"] for item in parsed.response["output"]]
-
-
-def codes(parsed):
-    return [gap.code for gap in parsed.observations.gaps]
-
-
-def tools(parsed):
-    return [record for record in parsed.observations.records if record.kind == "tool_call"]
-
-
-def compactions(parsed):
-    return [record for record in parsed.observations.records if record.kind == "context_compaction"]
 
 
 def changed(run_of, name, **how):
@@ -78,7 +63,7 @@ def test_a_run_with_two_tools_in_full(run_of):
     assert {ref.model_ref for ref in invocation.model_calls} == {"policy"}
     assert invocation.conversation[0] == {"role": "user", "content": "Do the thing."}
     assert invocation.duration_ms > 0
-    first, second = tools(parsed)
+    first, second = records(parsed, "tool_call")
     assert (first.tool_name, first.status, first.timing_source, first.sandbox_id) == (
         "terminal", "completed", "harness", "box-1",
     )  # fmt: skip
@@ -89,7 +74,7 @@ def test_a_run_with_two_tools_in_full(run_of):
 def test_a_failed_tool_and_two_in_one_answer(run_of):
     parsed = parse(run_of("parallel_tools"))
     assert kinds(parsed)[:4] == ["function_call"] * 2 + ["function_call_output"] * 2
-    assert [(t.status, t.error_type) for t in tools(parsed)] == [
+    assert [(t.status, t.error_type) for t in records(parsed, "tool_call")] == [
         ("completed", None),
         ("failed", "tool_error"),
     ]
@@ -102,7 +87,7 @@ def test_malformed_arguments_are_recorded_as_the_model_wrote_them(run_of):
         ('{"command": "a', "incomplete"), ('{"x": 1}', "completed"),
         ("[]", "completed"), ("null", "completed"),
     ]  # fmt: skip
-    assert [(t.tool_name, t.status, t.timing_source) for t in tools(parsed)] == [
+    assert [(t.tool_name, t.status, t.timing_source) for t in records(parsed, "tool_call")] == [
         ("no_such_tool", "failed", None), ("terminal", "failed", None), ("terminal", "failed", None),
     ]  # fmt: skip
     assert codes(parsed) == ["model_attempt_discarded"]
@@ -164,7 +149,7 @@ def test_a_deadline_during_a_tool_keeps_the_work(run_of):
         Outcome.INCOMPLETE,
         {"stop_reason": "time_limit"},
     )
-    assert [t.status for t in tools(parsed)] == ["cancelled"]
+    assert [t.status for t in records(parsed, "tool_call")] == ["cancelled"]
     assert "[Command interrupted]" in parsed.response["output"][1]["output"]
 
 
@@ -183,7 +168,7 @@ def test_a_run_cut_off_by_close_keeps_its_evidence(run_of):
 def test_a_killed_run_has_its_call_and_says_that_the_result_is_missing(run_of):
     parsed = parse(run_of("sigkill", return_code=-9))
     assert kinds(parsed) == ["function_call"]
-    assert [t.status for t in tools(parsed)] == ["incomplete"]
+    assert [t.status for t in records(parsed, "tool_call")] == ["incomplete"]
     assert "tool_result_missing" in codes(parsed)
     assert "exit code -9" in parsed.detail["message"]
 
@@ -201,7 +186,7 @@ def test_answers_that_broke_off_are_kept_as_far_as_they_came_and_their_cost_is_u
 
 def test_a_compaction_names_its_call_and_is_part_of_the_usage(run_of):
     parsed = parse(run_of("compaction"))
-    (compaction,) = compactions(parsed)
+    (compaction,) = records(parsed, "context_compaction")
     invocation = parsed.observations.records[0]
     assert (compaction.outcome, compaction.summary) == ("completed", "## Summary\nwe counted")
     assert (compaction.tokens_before, compaction.tokens_after) == (76387, None)
@@ -243,7 +228,7 @@ def test_a_tool_that_ran_out_of_time_and_one_that_was_never_known(run_of):
             return json.loads(text.replace('{\\"output\\": \\"/app', '{\\"output\\": \\"timed out'))
         return event
 
-    assert tools(parse(changed(run_of, "two_tools", event=time_out)))[0].status == "timeout"
+    assert records(parse(changed(run_of, "two_tools", event=time_out)), "tool_call")[0].status == "timeout"
 
     def forget(event):
         return None if event["type"] == "model.answer" and event["call"] == 1 else event

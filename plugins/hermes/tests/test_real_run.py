@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
@@ -18,28 +16,20 @@ from starlette.routing import Route
 import inspan_hermes
 from inspan_core.errors import HarnessError
 from inspan_core.findings import Outcome
-from inspan_core.sandbox import SandboxSpec
 from inspan_core.wire import DirectHttpAccess, McpAccess, McpConnection
 from inspan_runtime.install import SandboxInstaller
-from inspan_runtime.install_build import package_client_env
-from inspan_runtime.install_cache import RuntimeCache, default_cache_dir
-from inspan_runtime.install_shared import create_with_runtimes
-from inspan_runtime.providers.bubblewrap import BubblewrapProvider
-from inspan_runtime.testing.plugin_episode import PluginEpisode
-from inspan_server.model.capture import Capture
-from inspan_server.model.gateway import create_gateway
-from inspan_server.model.script import parse_script
+from inspan_runtime.install_cache import RuntimeCache
+from inspan_runtime.testing.recorded import codes, outputs
 from inspan_server.serving import served
+from inspan_server.testing.plugin_runs import KEY, SESSION_DIR, own_cache, plugin_run
+from inspan_server.testing.replies import USAGE, call, error, said, shell
 
 pytestmark = [pytest.mark.anyio, pytest.mark.sandbox, pytest.mark.registry, pytest.mark.timeout(400)]
 full = pytest.mark.full
 
-KEY = "sk-canary-4711"
-USAGE = {"prompt_tokens": 100, "completion_tokens": 20, "cached_tokens": 40, "reasoning_tokens": 5}
-SESSION = "/tmp/inspan-sessions/1"
 LOOK = (
     "env; for p in /proc/[0-9]*/environ /proc/[0-9]*/cmdline; do cat $p 2>/dev/null; done | tr '\\0' '\\n';"
-    f" echo; grep -rl canary-471[1] /tmp /app ~ 2>/dev/null; stat -c '%a %n' {SESSION}/*; ls -A ~"
+    f" echo; grep -rl canary-471[1] /tmp /app ~ 2>/dev/null; stat -c '%a %n' {SESSION_DIR}/*; ls -A ~"
 )
 WORDS = (
     "pytho[n]",
@@ -53,22 +43,6 @@ KILL = "; ".join(f"pkill -f '{word}'" for word in WORDS) + "; pkill '^pytho[n]';
 OVERFLOW = {"error": {"message": "This model's maximum context length is 65536 tokens.", "code": 400}}
 
 
-def shell(command, **more):
-    return {"tool_calls": [{"name": "shell", "arguments": {"command": command}}], "usage": USAGE, **more}
-
-
-def call(name, **arguments):
-    return {"tool_calls": [{"name": name, "arguments": arguments}], "usage": USAGE}
-
-
-def said(text):
-    return {"content": text, "usage": USAGE}
-
-
-def error(status, body=None):
-    return {"error": {"status": status, **({} if body is None else {"body": body})}}
-
-
 @pytest.fixture
 def anyio_backend():
     return "asyncio"
@@ -76,49 +50,25 @@ def anyio_backend():
 
 @pytest.fixture
 def cache():
-    """The user's own cache, so that the registries are asked once and not for every test run."""
-    return RuntimeCache(default_cache_dir(os.environ), client_env=package_client_env(os.environ))
+    return own_cache()
 
 
 @pytest.fixture
 def episode(tmp_path, cache):
     """A context manager that makes an episode in a sandbox with a gateway for a script."""
 
-    @asynccontextmanager
-    async def make(replies, *, reach=(), tool_accesses=(), **options):
-        capture, script = Capture(), parse_script({"r1": replies})
-        provider = BubblewrapProvider({"runtime_dir": str(tmp_path / "run")})
-        async with served(create_gateway(script, capture, keys={"r1": KEY}), graceful_timeout_s=0.2) as url:
-            spec = SandboxSpec(workdir="/app", ttl_s=600.0, reach=(url, *reach))
-            sandbox = await create_with_runtimes(
-                provider, spec, cache.shared, key=secrets.token_hex(8), timeout_s=60.0
-            )
-            try:
-                one = PluginEpisode(
-                    plugin=inspan_hermes,
-                    sandbox=sandbox,
-                    workdir="/app",
-                    session_dir=SESSION,
-                    installer=SandboxInstaller(sandbox, cache, workdir="/app"),
-                    options=options,
-                    tool_accesses=tool_accesses,
-                    model_key=KEY,
-                )
-                await one.seed()
-                yield one, f"{url}/ng-rollout/r1/v1", capture
-            finally:
-                await sandbox.stop()
-                await provider.aclose()
+    def make(replies, *, reach=(), tool_accesses=(), **options):
+        return plugin_run(
+            inspan_hermes,
+            replies,
+            folder=tmp_path,
+            cache=cache,
+            reach=reach,
+            tool_accesses=tool_accesses,
+            options=options,
+        )
 
     return make
-
-
-def outputs(parsed):
-    return [i["output"] for i in parsed.response["output"] if i["type"] == "function_call_output"]
-
-
-def codes(parsed):
-    return [gap.code for gap in parsed.observations.gaps]
 
 
 async def count(one, word):
@@ -208,8 +158,8 @@ async def test_what_others_in_the_sandbox_can_see_and_do(episode):
     seen, killed, _ = [json.loads(output)["output"] for output in outputs(parsed)]
     assert KEY not in seen
     assert "telling-word" not in seen
-    assert f"{SESSION}/input.json" not in seen
-    assert f"600 {SESSION}/events.jsonl" in seen
+    assert f"{SESSION_DIR}/input.json" not in seen
+    assert f"600 {SESSION_DIR}/events.jsonl" in seen
     assert "survived\npkill from procps" in killed
     tool_env = {line.partition("=")[0] for line in seen.partition("\n\n")[0].splitlines()}
     theirs = {line.partition("=")[0] for line in own.stdout.decode().splitlines()}
@@ -307,7 +257,7 @@ async def test_granted_tools_of_both_kinds_are_there_before_the_model_is_asked(e
         ]
         async with episode(replies, reach=(tools_url,), tool_accesses=grants) as (one, url, capture):
             parsed = await one.run({"input": "Hi.", "tools": [function]}, url)
-            jar = await one.sandbox.download(f"{SESSION}/cookies.json", limit_bytes=4096)
+            jar = await one.sandbox.download(f"{SESSION_DIR}/cookies.json", limit_bytes=4096)
     assert (parsed.outcome, parsed.detail) == (Outcome.COMPLETED, None)
     assert server.seen[:4] == ["initialize", "notifications/initialized", "tools/list", "tools/call"]
     first, second, *_ = capture.calls("r1")
@@ -350,9 +300,9 @@ async def test_a_shim_that_does_not_find_its_settings_in_force_does_not_ask_the_
     async with episode([said("ok")]) as (one, url, capture):
         site = Path(one.runtime["prefix"]) / "site"
         script = (
-            f"cp {SESSION}/lib/inspan_hermes/agent_run.py /tmp/a && "
+            f"cp {SESSION_DIR}/lib/inspan_hermes/agent_run.py /tmp/a && "
             "sed 's/agent.max_iterations, order/agent.max_iterations + 1, order/' /tmp/a "
-            f"> {SESSION}/lib/inspan_hermes/agent_run.py; ls {site}/run_agent.py"
+            f"> {SESSION_DIR}/lib/inspan_hermes/agent_run.py; ls {site}/run_agent.py"
         )
         await one.sandbox.exec(["sh", "-c", script], timeout_s=20)
         parsed = await one.run({"input": "Hi."}, url)

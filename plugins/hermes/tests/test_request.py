@@ -7,13 +7,14 @@ import json
 import pytest
 
 from inspan_core.errors import ConfigError, RequestRefused
-from inspan_core.function_tools import direct_http_grant, read_functions
+from inspan_core.function_tools import granted_functions
 from inspan_core.wire import DirectHttpAccess, McpAccess, McpConnection
 from inspan_hermes.declaration import HARNESS, read_options
 from inspan_hermes.request import read_request
 from inspan_hermes.servers import read_servers
 from inspan_hermes.settings import run_order
 from inspan_runtime.requests import check_request
+from inspan_runtime.testing.bad_requests import BAD_REQUESTS, HARMLESS
 
 HISTORY = [
     {"role": "user", "content": "Earlier."},
@@ -30,8 +31,6 @@ GRANT = DirectHttpAccess(name="shop", base_url="http://127.0.0.1:7/t", cookies={
 
 def order(request, grants=(), **options):
     read = read_options(options)
-    grant = direct_http_grant(grants)
-    functions = read_functions(request, HARNESS, grant)
     return run_order(
         read_request(request, read),
         read,
@@ -43,7 +42,7 @@ def order(request, grants=(), **options):
         model_key='sk-"x',
         run_timeout_s=60.0,
         servers=read_servers(grants),
-        tools=None if grant is None or not functions else (grant, functions),
+        tools=granted_functions(request, HARNESS, grants),
     )
 
 
@@ -148,6 +147,7 @@ def test_functions_become_tools_that_the_shim_calls():
 @pytest.mark.parametrize(
     ("request_", "field"),
     [
+        *BAD_REQUESTS,
         ({"input": "x", "temperature": "hot"}, "temperature"),
         ({"input": "x", "top_p": True}, "top_p"),
         ({"input": "x", "max_output_tokens": 0}, "max_output_tokens"),
@@ -155,22 +155,7 @@ def test_functions_become_tools_that_the_shim_calls():
         ({"input": "x", "reasoning": {"effort": "huge"}}, "reasoning"),
         ({"input": "x", "reasoning": {"summary": "auto"}}, "reasoning"),
         ({"input": "x", "reasoning": "low"}, "reasoning"),
-        ({"input": "x", "tools": [{"type": "function", "name": "f"}]}, "tools"),
-        ({"input": "x", "tool_choice": "none"}, "tool_choice"),
-        ({"input": "x", "parallel_tool_calls": False}, "parallel_tool_calls"),
-        ({"input": "x", "truncation": "auto"}, "truncation"),
-        ({"input": "x", "stop": ["a"]}, "stop"),
-        ({"input": "  "}, "input"),
-        ({"input": [{"role": "assistant", "content": "x"}]}, "input"),
         ({"input": [{"role": "user", "content": "x"}, {"role": "system", "content": "y"}]}, "input"),
-        ({"input": []}, "input"),
-        ({"input": 7}, "input"),
-        ({"input": ["x"]}, "input"),
-        ({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, "input"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "u"}]}]}, "input"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
-        ({"input": [{"type": "function_call", "name": "f"}]}, "input"),
-        ({"input": "x", "instructions": ["y"]}, "instructions"),
     ],
 )
 def test_what_hermes_cannot_do_is_refused_by_name(request_, field):
@@ -186,12 +171,8 @@ def test_a_function_may_not_take_a_built_in_name():
 
 
 def test_values_that_say_what_happens_anyway_are_taken():
-    request = {
-        "input": "x", "tools": [], "tool_choice": "auto", "parallel_tool_calls": True, "model": "m",
-        "metadata": {"agent_timeout_sec": 5}, "max_output_tokens": None, "reasoning": None, "stream": False,
-    }  # fmt: skip
-    check_request(HARNESS, request)
-    assert order(request)["prompt"] == "x"
+    check_request(HARNESS, HARMLESS)
+    assert order(HARMLESS)["prompt"] == "x"
 
 
 @pytest.mark.parametrize(

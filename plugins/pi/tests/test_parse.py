@@ -9,6 +9,7 @@ import pytest
 from inspan_core.findings import Outcome
 from inspan_core.observations import AgentInvocation, ModelCallRef, ToolCall
 from inspan_pi.parse import parse
+from inspan_runtime.testing.recorded import codes
 
 SESSION = "11111111-2222-7333-8444-555555555555"
 
@@ -42,10 +43,6 @@ def usage(calls, thought=0):
         "output_tokens_details": {"reasoning_tokens": thought},
         "total_tokens": 133 * calls,
     }
-
-
-def codes(parsed):
-    return [gap.code for gap in parsed.observations.gaps]
 
 
 def test_two_tools_give_a_whole_response(run_of):

@@ -10,16 +10,13 @@ import pytest
 from inspan_core.findings import Outcome
 from inspan_core.harness import ArtifactProblem, Artifacts
 from inspan_pi.parse import parse
+from inspan_runtime.testing.recorded import codes
 
 
 def message(number, text):
     content = [{"type": "output_text", "text": text, "annotations": []}]
     head = {"type": "message", "id": f"msg_{number}", "role": "assistant", "status": "completed"}
     return {**head, "content": content}
-
-
-def codes(parsed):
-    return [gap.code for gap in parsed.observations.gaps]
 
 
 def test_a_cut_last_line_is_dropped_with_a_gap(run_of, events_of):

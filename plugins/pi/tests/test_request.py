@@ -7,11 +7,14 @@ import json
 import pytest
 
 from inspan_core.errors import ConfigError, RequestRefused, UnsupportedTarget
+from inspan_core.function_tools import granted_functions
 from inspan_core.harness import Target
 from inspan_pi.declaration import HARNESS, read_options
 from inspan_pi.request import PiRequest, read_request
 from inspan_pi.runtime import runtime_key
 from inspan_pi.settings import literal, run_order
+from inspan_runtime.requests import check_request
+from inspan_runtime.testing.bad_requests import BAD_REQUESTS, HARMLESS
 
 DEFAULTS = read_options({})
 
@@ -89,43 +92,36 @@ def test_several_user_messages_in_a_row_stay_apart():
 
 
 @pytest.mark.parametrize(
-    ("change", "field"),
+    ("request_", "field"),
     [
-        ({"input": None}, "input"),
-        ({"input": 5}, "input"),
-        ({"input": []}, "input"),
-        ({"input": " \n"}, "input"),
-        ({"input": [{"role": "assistant", "content": "x"}]}, "input"),
+        *BAD_REQUESTS,
         ({"input": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}, "input"),
         ({"input": [{"role": "user", "content": "x"}, {"role": "system", "content": "y"}]}, "input"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
-        ({"input": [{"type": "item_reference", "id": "x"}, {"role": "user", "content": "x"}]}, "input"),
-        (
-            {"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]},
-            "input",
-        ),
         (
             {"input": [{"type": "function_call", "call_id": "c", "name": "n", "arguments": "[1"}]},
             "input",
         ),
-        ({"input": ["x"]}, "input"),
-        ({"instructions": 5}, "instructions"),
-        ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"max_output_tokens": True}, "max_output_tokens"),
-        ({"temperature": "hot"}, "temperature"),
-        ({"top_p": True}, "top_p"),
-        ({"reasoning": {"effort": "ultra"}}, "reasoning"),
-        ({"reasoning": {"summary": "auto"}}, "reasoning"),
-        ({"reasoning": 5}, "reasoning"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"input": "x", "max_output_tokens": 0}, "max_output_tokens"),
+        ({"input": "x", "max_output_tokens": True}, "max_output_tokens"),
+        ({"input": "x", "temperature": "hot"}, "temperature"),
+        ({"input": "x", "top_p": True}, "top_p"),
+        ({"input": "x", "reasoning": {"effort": "ultra"}}, "reasoning"),
+        ({"input": "x", "reasoning": {"summary": "auto"}}, "reasoning"),
+        ({"input": "x", "reasoning": 5}, "reasoning"),
     ],
 )
-def test_what_pi_cannot_do_is_refused_by_name(change, field):
+def test_what_pi_cannot_do_is_refused_by_name(request_, field):
     with pytest.raises(RequestRefused) as caught:
-        read_request({"input": "hi", **change}, DEFAULTS)
+        check_request(HARNESS, request_)
+        granted_functions(request_, HARNESS, ())
+        read_request(request_, DEFAULTS)
     assert caught.value.field == field
     assert field in str(caught.value)
+
+
+def test_values_that_say_what_happens_anyway_are_taken():
+    check_request(HARNESS, HARMLESS)
+    assert read_request(HARMLESS, DEFAULTS).prompt == "x"
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from typing import Any
 
 from attrs import frozen
 
-from inspan_core.errors import ConfigError
 from inspan_core.harness import HarnessSpec
+from inspan_core.option_checks import complete_options
 
 CODEX_VERSION = "0.171.0"
 BUILTIN_TOOLS = (
@@ -80,19 +80,8 @@ def read_options(options: Mapping[str, Any]) -> CodexOptions:
     Raises:
         ConfigError: A value does not fit; names the option, the value and what was expected.
     """
-    given = {**HARNESS.options, **options}
-    unknown = sorted(set(given) - set(HARNESS.options))
-    if unknown:
-        known = ", ".join(sorted(HARNESS.options))
-        raise ConfigError(f"unknown option {unknown[0]!r} of codex; known: {known}")
-    for name in ("compaction_at_tokens", "max_retries"):
-        value = given[name]
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise ConfigError(f"option {name!r} of codex is {value!r}, expected a whole number >= 0")
-    if given["system_prompt"] not in ("append", "replace"):
-        value = given["system_prompt"]
-        raise ConfigError(f"option 'system_prompt' of codex is {value!r}, expected 'append' or 'replace'")
-    if not isinstance(given["context_files"], bool):
-        value = given["context_files"]
-        raise ConfigError(f"option 'context_files' of codex is {value!r}, expected true or false")
-    return CodexOptions(**given)
+    given = complete_options(HARNESS, options)
+    given.whole_numbers({"compaction_at_tokens": 0, "max_retries": 0})
+    given.one_of("system_prompt", ("append", "replace"))
+    given.truths("context_files")
+    return CodexOptions(**given.values)

@@ -14,7 +14,7 @@ from inspan_codex.request import read_request
 from inspan_codex.servers import read_servers
 from inspan_codex.settings import HOME, run_order
 from inspan_core.errors import ExecTimeout
-from inspan_core.function_tools import direct_http_grant, read_functions
+from inspan_core.function_tools import granted_functions
 from inspan_core.harness import (
     ActivationContext,
     CollectContext,
@@ -52,8 +52,7 @@ async def inspan_install(context: HarnessContext) -> Mapping[str, Any]:
 @hookimpl
 async def inspan_stage(context: ActivationContext) -> SandboxCommand:
     """Upload the activation's input; the command names only the shim."""
-    grant = direct_http_grant(context.tool_accesses)
-    functions = read_functions(context.request, HARNESS, grant)
+    tools = granted_functions(context.request, HARNESS, context.tool_accesses)
     order = run_order(
         read_request(context.request),
         read_options(context.options),
@@ -66,7 +65,7 @@ async def inspan_stage(context: ActivationContext) -> SandboxCommand:
         model_key=context.model_key,
         run_timeout_s=context.run_timeout_s,
         servers=read_servers(context.tool_accesses),
-        tools=None if grant is None or not functions else (grant, functions),
+        tools=tools,
     )
     return await stage_shim(context, order)
 

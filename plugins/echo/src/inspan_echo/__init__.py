@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
-from inspan_core.errors import ConfigError, UnsupportedTarget
+from inspan_core.errors import UnsupportedTarget
 from inspan_core.harness import (
     ActivationContext,
     CollectContext,
@@ -21,6 +21,7 @@ from inspan_core.harness import (
     SandboxCommand,
 )
 from inspan_core.hookspecs import hookimpl
+from inspan_core.option_checks import complete_options
 from inspan_echo.messages import to_messages
 from inspan_echo.transcript import parse_run
 
@@ -106,9 +107,9 @@ def inspan_parse(run: ParseInput) -> ParsedActivation:
 
 def check_options(options: Mapping[str, Any]) -> None:
     """Refuse numbers with which no run can do anything."""
-    for name in ("max_turns", "command_timeout_s"):
-        if options[name] < 1:
-            raise ConfigError(f"option {name!r} of echo is {options[name]!r}, expected 1 or more")
+    given = complete_options(inspan_harness(), options)
+    given.whole_numbers({"max_turns": 1, "command_timeout_s": 1})
+    given.truths("model")
 
 
 def _controls(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from typing import Any
 
 from attrs import frozen
 
-from inspan_core.errors import ConfigError
 from inspan_core.harness import HarnessSpec, SandboxNeeds
+from inspan_core.option_checks import complete_options
 
 HERMES_VERSION = "0.19.0"
 TOOLSETS = ("terminal", "file")
@@ -85,27 +85,16 @@ def read_options(options: Mapping[str, Any]) -> HermesOptions:
     Raises:
         ConfigError: A value does not fit; names the option, the value and what was expected.
     """
-    given = {**HARNESS.options, **options}
-    unknown = sorted(set(given) - set(HARNESS.options))
-    if unknown:
-        known = ", ".join(sorted(HARNESS.options))
-        raise ConfigError(f"unknown option {unknown[0]!r} of hermes; known: {known}")
-    for name, least in (
-        ("context_length", LEAST_CONTEXT_TOKENS),
-        ("max_output_tokens", 0),
-        ("max_turns", 1),
-        ("max_retries", 0),
-        ("command_timeout_s", 1),
-    ):
-        value = given[name]
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ConfigError(f"option {name!r} of hermes is {value!r}, expected a whole number >= {least}")
-    for name in ("compaction", "context_files"):
-        if not isinstance(given[name], bool):
-            raise ConfigError(f"option {name!r} of hermes is {given[name]!r}, expected true or false")
-    share = given["compaction_threshold"]
-    if isinstance(share, bool) or not isinstance(share, int | float) or not 0.1 <= share <= 0.95:
-        raise ConfigError(
-            f"option 'compaction_threshold' of hermes is {share!r}, expected a number from 0.1 to 0.95"
-        )
-    return HermesOptions(**given)
+    given = complete_options(HARNESS, options)
+    given.whole_numbers(
+        {
+            "context_length": LEAST_CONTEXT_TOKENS,
+            "max_output_tokens": 0,
+            "max_turns": 1,
+            "max_retries": 0,
+            "command_timeout_s": 1,
+        }
+    )
+    given.truths("compaction", "context_files")
+    given.number("compaction_threshold", 0.1, 0.95)
+    return HermesOptions(**given.values)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
-from inspan_core.function_tools import READY, READY_LIMIT_BYTES, direct_http_grant, read_functions
+from inspan_core.function_tools import READY, READY_LIMIT_BYTES, granted_functions
 from inspan_core.harness import (
     ActivationContext,
     CollectContext,
@@ -64,8 +64,7 @@ async def inspan_install(context: HarnessContext) -> Mapping[str, Any]:
 async def inspan_stage(context: ActivationContext) -> SandboxCommand:
     """Upload the activation's input; the command names only the shim."""
     options = read_options(context.options)
-    grant = direct_http_grant(context.tool_accesses)
-    functions = read_functions(context.request, HARNESS, grant)
+    tools = granted_functions(context.request, HARNESS, context.tool_accesses)
     order = run_order(
         read_request(context.request, options),
         options,
@@ -77,7 +76,7 @@ async def inspan_stage(context: ActivationContext) -> SandboxCommand:
         model_key=context.model_key,
         run_timeout_s=context.run_timeout_s,
         servers=read_servers(context.tool_accesses),
-        tools=None if grant is None or not functions else (grant, functions),
+        tools=tools,
     )
     return await stage_shim(context, order)
 

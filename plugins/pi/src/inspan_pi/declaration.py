@@ -7,8 +7,8 @@ from typing import Any
 
 from attrs import frozen
 
-from inspan_core.errors import ConfigError
 from inspan_core.harness import HarnessSpec
+from inspan_core.option_checks import complete_options
 
 PI_VERSION = "1.6.0"
 THINKING_LEVELS = ("off", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -83,31 +83,12 @@ def read_options(options: Mapping[str, Any]) -> PiOptions:
     Raises:
         ConfigError: A value does not fit; names the option, the value and what was expected.
     """
-    given = {**HARNESS.options, **options}
-    unknown = sorted(set(given) - set(HARNESS.options))
-    if unknown:
-        raise ConfigError(f"unknown option {unknown[0]!r} of pi; known: {', '.join(sorted(HARNESS.options))}")
-    for name, least in (
-        ("context_window", 1),
-        ("max_output_tokens", 1),
-        ("max_retries", 0),
-        ("retry_base_delay_ms", 0),
-    ):
-        value = given[name]
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ConfigError(f"option {name!r} of pi is {value!r}, expected a whole number >= {least}")
-    _one_of("thinking", given["thinking"], THINKING_LEVELS)
-    _one_of("system_prompt", given["system_prompt"], ("append", "replace"))
-    if not isinstance(given["context_files"], bool):
-        raise ConfigError(
-            f"option 'context_files' of pi is {given['context_files']!r}, expected true or false"
-        )
-    tools = given["tools"]
-    if not isinstance(tools, list | tuple) or any(tool not in BUILTIN_TOOLS for tool in tools):
-        raise ConfigError(f"option 'tools' of pi is {tools!r}, expected a list of {', '.join(BUILTIN_TOOLS)}")
-    return PiOptions(**{**given, "tools": tuple(tools)})
-
-
-def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"option {name!r} of pi is {value!r}, expected one of {', '.join(allowed)}")
+    given = complete_options(HARNESS, options)
+    given.whole_numbers(
+        {"context_window": 1, "max_output_tokens": 1, "max_retries": 0, "retry_base_delay_ms": 0}
+    )
+    given.one_of("thinking", THINKING_LEVELS)
+    given.one_of("system_prompt", ("append", "replace"))
+    given.truths("context_files")
+    given.list_of("tools", BUILTIN_TOOLS)
+    return PiOptions(**{**given.values, "tools": tuple(given.values["tools"])})

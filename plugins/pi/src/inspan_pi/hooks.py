@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
-from inspan_core.function_tools import direct_http_grant, read_functions
+from inspan_core.function_tools import granted_functions
 from inspan_core.harness import (
     ActivationContext,
     CollectContext,
@@ -46,12 +46,11 @@ async def inspan_install(context: HarnessContext) -> Mapping[str, Any]:
 async def inspan_stage(context: ActivationContext) -> SandboxCommand:
     """Upload the activation's input; the command names only the shim."""
     options = read_options(context.options)
-    grant = direct_http_grant(context.tool_accesses)
-    functions = read_functions(context.request, HARNESS, grant, taken=OTHER_TOOLS)
+    tools = granted_functions(context.request, HARNESS, context.tool_accesses, taken=OTHER_TOOLS)
     order = run_order(
         read_request(context.request, options),
         options,
-        tools=None if grant is None or not functions else (grant, functions),
+        tools=tools,
         session_id=str(uuid.uuid4()),
         prefix=str(context.runtime["prefix"]),
         session_dir=context.session_dir,
