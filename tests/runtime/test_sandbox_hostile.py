@@ -331,6 +331,43 @@ while not os.path.exists("release"):
 """
 
 
+FLOOD = """
+import os, socket, sys, time
+held, left = [], []
+for _ in range(250):
+    one = socket.create_connection(("127.0.0.1", int(sys.argv[1])), 30)
+    one.setblocking(False)
+    held.append(one)
+idle = 0
+while idle < 50:
+    sent = 0
+    for one in held:
+        try:
+            sent += one.send(bytes(1 << 18))
+        except BlockingIOError:
+            pass
+    idle = 0 if sent else idle + 1
+    time.sleep(0.01)
+print("full")
+"""
+
+
+async def test_what_nobody_reads_takes_little_of_the_hosts_memory(provider):
+    with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
+        port = listener.getsockname()[1]
+        async with opened(provider, make_spec, reach=(f"http://127.0.0.1:{port}",)) as sandbox:
+            keeper = keeper_of(sandbox)
+
+            def resident_kib():
+                status = Path(f"/proc/{keeper}/status").read_text()
+                return int(status.split("VmHWM:")[1].split()[0])
+
+            before = resident_kib()
+            argv = [sandbox.descriptor["python"], "-I", "-c", FLOOD, str(port)]
+            assert (await sandbox.exec(argv, timeout_s=50)).stdout == b"full\n"
+            assert resident_kib() - before < 32 * 1024
+
+
 @pytest.mark.parametrize("limit", [101, None])
 async def test_connections_of_a_sandbox_do_not_use_up_its_keeper(provider, limit):
     """Otherwise nobody could stop it any more; and each costs the server a descriptor too."""

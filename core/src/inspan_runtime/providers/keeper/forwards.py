@@ -8,6 +8,7 @@ import select
 from inspan_runtime.providers.exec_agent.lean import TYPE_CHECKING, socket
 
 BUFFER_BYTES = 256 * 1024
+SHARERS = 32  # So many are read by a whole buffer; more get less: what is not passed on is the host's memory.
 MOST_OPEN = 256  # What a sandbox holds open costs its keeper two descriptors, and the server one.
 RESERVED_FDS = 48  # For who stops it, and for what its end takes.
 
@@ -42,6 +43,11 @@ class Forwarding:
         except OSError:  # No descriptor is left for the other side.
             if sock.fileno() >= 0:
                 sock.close()
+
+    @property
+    def share_bytes(self) -> int:
+        """How much may be read of a connection at once."""
+        return BUFFER_BYTES // (1 + len(self._open) // SHARERS)
 
     def opened(self, one: Forward) -> None:
         """Count one, and let others wait when there are enough."""
@@ -132,7 +138,7 @@ class Forward:
     def _read(self, index: int) -> None:
         if self._ended[index]:
             raise OSError(104, "hung up both ways")
-        data = self._socks[index].recv(BUFFER_BYTES)
+        data = self._socks[index].recv(self._owner.share_bytes)
         if data:
             self._buffers[index] = memoryview(data)
             if self._connected:
