@@ -1,11 +1,15 @@
 """Real container engines of the tests' own; where there can be none, that is said loudly."""
 
+import itertools
 import os
 from contextlib import contextmanager
 
 import pytest
 
+from inspan_core.errors import SandboxError
+from inspan_core.sandbox import SandboxSpec
 from inspan_runtime.testing.private_engine import NoEngine, private_docker, private_podman
+from inspan_runtime.testing.sandbox_checks import SANDBOX_CHECKS, CheckFailed
 
 REQUIRED = "INSPAN_REQUIRE_ENGINES"
 lacking = {}
@@ -60,3 +64,30 @@ def may_limit():
     if os.geteuid() != 0 or not os.access("/sys/fs/cgroup", os.W_OK):
         lacking["control groups"] = "only a root that may write to /sys/fs/cgroup limits sandboxes"
         pytest.skip("NO CONTROL GROUPS: only a root that may write to /sys/fs/cgroup limits sandboxes")
+
+
+@pytest.fixture
+def find_defect(tmp_path, monkeypatch):
+    """Run a check against a provider with a defect, made around an inner one, and see that it is found."""
+    monkeypatch.setattr("inspan_runtime.testing.sandbox_check_support.PATIENCE_S", 2.0)
+    checks = {check.__name__: check for check in SANDBOX_CHECKS}
+    numbers = itertools.count()
+
+    async def find(name, broken, make_inner, folder=tmp_path):
+        inner = make_inner({"runtime_dir": str(tmp_path / "run")})
+
+        def make_spec(**changes):
+            workdir = f"{folder}/work/{next(numbers)}"
+            return SandboxSpec(**{"workdir": workdir, "ttl_s": 60.0, **changes})
+
+        found = (CheckFailed, SandboxError, TypeError, BrokenPipeError, ExceptionGroup)
+        try:
+            with pytest.raises(found) as raised:
+                await checks[name](broken(inner), make_spec)
+            if isinstance(raised.value, ExceptionGroup):
+                assert raised.group_contains((CheckFailed, SandboxError))
+        finally:
+            for descriptor in await inner.list({}):
+                await (await inner.connect(descriptor)).stop()
+
+    return find
