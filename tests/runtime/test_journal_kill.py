@@ -1,4 +1,4 @@
-"""A server that is killed at any byte of what its journal writes: what was acknowledged is there, nothing else."""
+"""A server that is killed at any byte of what its journal writes: what it acknowledged is there, no more."""
 
 from __future__ import annotations
 

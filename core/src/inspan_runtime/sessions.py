@@ -25,7 +25,7 @@ from inspan_runtime.harness_work import Activation, HarnessWork
 from inspan_runtime.journal import Journal, JournalError, StoredSession
 from inspan_runtime.packing import holds_secrets, pack_seed, to_bytes, unpack_seed
 from inspan_runtime.perform import Performer
-from inspan_runtime.recovery import Recovery, is_owed
+from inspan_runtime.recovery import Recovery
 from inspan_runtime.restoring import restore_room, restore_work
 from inspan_runtime.room import Room, Spawn
 from inspan_runtime.service_settings import ServiceSettings
@@ -165,12 +165,12 @@ class SessionTable:
         self.recovery.begin()
         for record in self:
             restarted = Restarted(at=anyio.current_time())
+            # Before it is delivered: one that waits for the disk owes something, too. `follow` takes it out.
+            self.recovery.add(record.driver.session.name)
             try:
                 record.driver.deliver(restarted)
             except JournalError:
                 self._spawn(partial(record.driver.post, restarted))
-            if is_owed(record.driver.session):
-                self.recovery.add(record.driver.session.name)
 
     def _restored(self, stored: StoredSession, session: Session) -> Record:
         contents, seed, work = stored.contents, None, None
