@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import TypeAlias
 
+Run = Callable[[argparse.Namespace], int]
 Actions: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 DEADLINE_S = 15.0
@@ -28,14 +30,44 @@ def add_harness(verbs: Actions) -> None:
     _add_new(actions)
 
 
+def _action(actions: Actions, verb: str, run: Run, *, help: str, description: str) -> argparse.ArgumentParser:
+    """An action that can print JSON."""
+    parser = actions.add_parser(verb, help=help, description=description)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_cache(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--cache-dir",
+        metavar="DIR",
+        help="the host's cache of runtimes (runtime_cache_dir of a server); default: the user's cache folder",
+    )
+
+
+def _add_tried(parser: argparse.ArgumentParser) -> None:
+    """The arguments of what is done with an installed harness in a sandbox of its own."""
+    parser.add_argument("name", metavar="NAME", help="an installed harness")
+    parser.add_argument(
+        "--sandbox", default="bubblewrap", metavar="NAME", help=f"where it is tried: {SANDBOXES}"
+    )
+    parser.add_argument("--image", metavar="IMAGE", help="the image of that sandbox, for docker")
+    _add_cache(parser)
+
+
+def _place(arguments: argparse.Namespace) -> dict[str, str | None]:
+    return {name: getattr(arguments, name) for name in ("sandbox", "image", "cache_dir")}
+
+
 def _add_list(actions: Actions) -> None:
-    listing = actions.add_parser(
+    _action(
+        actions,
         "list",
+        _list,
         help="list installed harnesses, and plugins that are broken",
         description="List the installed harnesses, and every plugin that cannot be used, with the reason.",
     )
-    listing.add_argument("--json", action="store_true", help="print JSON")
-    listing.set_defaults(run=_list)
 
 
 def _list(arguments: argparse.Namespace) -> int:
@@ -45,15 +77,15 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _add_show(actions: Actions) -> None:
-    show = actions.add_parser(
+    show = _action(
+        actions,
         "show",
+        _show,
         help="show what a harness supports: level, model API, tools, request fields, options",
         description="Show a harness's declaration: level, model API, tool sources, what becomes of each "
         "field of a request, options with their defaults, versions and the distribution that brought it.",
     )
     show.add_argument("name", metavar="NAME", help="an installed harness")
-    show.add_argument("--json", action="store_true", help="print JSON")
-    show.set_defaults(run=_show)
 
 
 def _show(arguments: argparse.Namespace) -> int:
@@ -63,15 +95,15 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _add_install(actions: Actions) -> None:
-    install = actions.add_parser(
+    install = _action(
+        actions,
         "install",
+        _install,
         help="fill this host's cache with a harness's runtime, and see it run",
         description="Download, verify and unpack a harness's pinned runtime into this host's cache, and run "
         "its check in a sandbox that is thrown away. Later seeds for such sandboxes need no network.",
     )
-    install.add_argument("name", metavar="NAME", help="an installed harness")
-    _add_place(install)
-    install.set_defaults(run=_install)
+    _add_tried(install)
 
 
 def _install(arguments: argparse.Namespace) -> int:
@@ -81,15 +113,15 @@ def _install(arguments: argparse.Namespace) -> int:
 
 
 def _add_doctor(actions: Actions) -> None:
-    doctor = actions.add_parser(
+    doctor = _action(
+        actions,
         "doctor",
+        _doctor,
         help="say whether a harness works on this machine, and how to mend what does not",
         description="Examine plugin, sandbox provider, cache and runtime on this machine, without "
         "downloading anything, and say how to mend what is wrong.",
     )
-    doctor.add_argument("name", metavar="NAME", help="an installed harness")
-    _add_place(doctor)
-    doctor.set_defaults(run=_doctor)
+    _add_tried(doctor)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
@@ -99,13 +131,15 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 
 def _add_check(actions: Actions) -> None:
-    check = actions.add_parser(
+    check = _action(
+        actions,
         "check",
+        _check,
         help="tell whether a plugin keeps the rules that every plugin has to keep",
         description="Run the checks of plugins, with real processes and a scripted model, in new sandboxes "
         "of the kind that is asked for.",
     )
-    check.add_argument("name", metavar="NAME", help="an installed harness")
+    _add_tried(check)
     check.add_argument(
         "--shell",
         metavar="TOOL:ARGUMENT",
@@ -121,8 +155,6 @@ def _add_check(actions: Actions) -> None:
         help="of runs that are to reach it: longer than the harness takes to call; default: %(default)g",
     )
     check.add_argument("--only", action="append", metavar="WORD", help="only checks with this word")
-    _add_place(check)
-    check.set_defaults(run=_check)
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -140,8 +172,10 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _add_prune(actions: Actions) -> None:
-    prune = actions.add_parser(
+    prune = _action(
+        actions,
         "prune",
+        _prune,
         help="remove old runtimes from this host's cache",
         description="Remove runtimes of old versions from this host's cache, except those used last, those "
         "used within the last hour and those that a sandbox may still use. The same happens by itself, with "
@@ -151,8 +185,6 @@ def _add_prune(actions: Actions) -> None:
         "--keep", type=int, default=1, metavar="N", help="how many versions of each stay; default: 1"
     )
     _add_cache(prune)
-    prune.add_argument("--json", action="store_true", help="print JSON")
-    prune.set_defaults(run=_prune)
 
 
 def _prune(arguments: argparse.Namespace) -> int:
@@ -162,40 +194,19 @@ def _prune(arguments: argparse.Namespace) -> int:
 
 
 def _add_new(actions: Actions) -> None:
-    new = actions.add_parser(
+    new = _action(
+        actions,
         "new",
+        _new,
         help="begin a plugin of your own: a package that passes its tests at once",
         description="Make a package for a harness plugin from the template inspan-echo: entry point, hooks, "
         "in-sandbox runner, parser, README and tests, all under the new name. Nothing is overwritten.",
     )
     new.add_argument("name", metavar="NAME", help="lower case letters, digits and '-', for example my-agent")
     new.add_argument("--dir", metavar="DIR", help="the new folder; default: inspan-NAME here")
-    new.add_argument("--json", action="store_true", help="print JSON")
-    new.set_defaults(run=_new)
 
 
 def _new(arguments: argparse.Namespace) -> int:
     from inspan_server.cli.harness_new import new_harness
 
     return new_harness(arguments.name, arguments.dir, as_json=arguments.json)
-
-
-def _add_place(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--sandbox", default="bubblewrap", metavar="NAME", help=f"where it is tried: {SANDBOXES}"
-    )
-    parser.add_argument("--image", metavar="IMAGE", help="the image of that sandbox, for docker")
-    _add_cache(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def _add_cache(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--cache-dir",
-        metavar="DIR",
-        help="the host's cache of runtimes (runtime_cache_dir of a server); default: the user's cache folder",
-    )
-
-
-def _place(arguments: argparse.Namespace) -> dict[str, str | None]:
-    return {name: getattr(arguments, name) for name in ("sandbox", "image", "cache_dir")}
