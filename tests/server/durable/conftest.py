@@ -58,6 +58,7 @@ class World:
 
     def __init__(self, folder, config, *, kill_at=0, moment="after", then=(), model=None):
         self.folder, self.model, self.then = folder, model, list(then)
+        self.at_death = None
         self.kills = 0
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -70,7 +71,7 @@ class World:
         self.start(kill_at, moment)
 
     def start(self, kill_at=0, moment="after"):
-        self.dies, self.moment = kill_at > 0, moment
+        self.dies, self.moment = kill_at != 0, moment
         argv = [sys.executable, str(SERVER), str(self.config), str(self.port), str(kill_at), moment]
         with self.log.open("ab") as log:
             self.server = subprocess.Popen(argv, stdout=log, stderr=log)
@@ -96,6 +97,8 @@ class World:
             return
         assert self.server.returncode == -signal.SIGKILL, self.log.read_text()
         self.kills += 1
+        if self.at_death is not None:
+            self.at_death()
         with self.folder.joinpath("agent.records").open("a") as records:
             records.write(f"{KILLED}-{self.moment}\n")
         self.start(*(self.then.pop(0) if self.then else ()))
@@ -118,12 +121,12 @@ class World:
                 self.revive()
         raise AssertionError(f"{path}: no answer within {DEADLINE_S} s")
 
-    def episode(self):
+    def episode(self, session="s", rollout="r", **seed):
         """Seed, activate, close; the three answers."""
         with httpx.Client(base_url=self.url, timeout=60.0) as http:
-            seeded = self.post(http, "/v1/agent_sessions", seed_body("s"))
-            activated = self.post(http, "/ng-rollout/r/v1/responses", {"input": "say hello"})
-            closed = self.post(http, "/v1/agent_sessions/close", close_body("s"))
+            seeded = self.post(http, "/v1/agent_sessions", {**seed_body(session, rollout), **seed})
+            activated = self.post(http, f"/ng-rollout/{rollout}/v1/responses", {"input": "say hello"})
+            closed = self.post(http, "/v1/agent_sessions/close", close_body(session, rollout))
         return seeded, activated, closed
 
     def closes_again(self):

@@ -1,6 +1,8 @@
-"""An Agent Server that kills itself with SIGKILL right after (or before) the Nth record of its journal.
+"""An Agent Server that kills itself with SIGKILL right after (or before) a record of its journal.
 
-Usage: dying_server.py CONFIG.yaml PORT N before|after    (N = 0: never)
+Usage: dying_server.py CONFIG.yaml PORT RECORD before|after
+
+RECORD is a number from 1 on, 0 for never, or a name: the first such record.
 
 With INSPAN_TEST_QUOTA its provider `local` refuses to have more sandboxes than that at a time, as clouds do.
 """
@@ -16,7 +18,7 @@ from inspan_runtime import journal_sqlite
 from inspan_runtime.providers.local import LocalProvider
 from inspan_server.cli.serve import serve
 
-limit, moment = int(sys.argv[3]), sys.argv[4]
+limit, moment = sys.argv[3:5]
 written = 0
 
 
@@ -25,7 +27,7 @@ def die_at_the_limit(append):
         global written
         written += 1
         number = written
-        if number == limit and moment == "before":
+        if limit in (str(number), type(event).__name__) and moment == "before":
             os.kill(os.getpid(), signal.SIGKILL)
         ticket = append(self, name, event)
         if ticket is not None:
@@ -52,7 +54,7 @@ def note(number, event):
     log = Path(sys.argv[1]).with_suffix(".records")
     with log.open("a") as file:
         file.write(type(event).__name__ + "\n")
-    if number == limit:
+    if limit in (str(number), type(event).__name__):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
