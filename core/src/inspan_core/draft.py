@@ -5,6 +5,7 @@ That is cheaper than evolving frozen values one by one, and the functions read l
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 from inspan_core.effects import Body, Effect, Reply, StartTimer, Timer
 from inspan_core.findings import CollectResult, Outcome
@@ -20,6 +21,19 @@ from inspan_core.session import (
     Session,
     Settings,
 )
+
+
+def _open(frozen: type) -> Any:
+    """A class laid out like a frozen one: its objects become frozen ones by a change of their class.
+
+    To set an attribute of an object that is frozen already costs several times as much, and a session has
+    some forty.
+    """
+    return type(f"_Open{frozen.__name__}", (), {"__slots__": frozen.__slots__})  # type: ignore[attr-defined]
+
+
+_OpenRun = _open(Run)
+_OpenSession = _open(Session)
 
 
 class Draft:
@@ -124,46 +138,48 @@ class Draft:
 
     def freeze(self) -> Session:
         """Make the new session."""
-        run = Run(
-            phase=self.run_phase,
-            order=self.order,
-            pending=self.pending,
-            owned=self.owned,
-            sandbox=self.sandbox,
-            installed=self.installed,
-            files=self.files,
-            slot=self.slot,
-            staged=self.staged,
-            launched=self.launched,
-            exec_held=self.exec_held,
-            exec_returned=self.exec_returned,
-            evidence=self.evidence,
-            evidence_detail=self.evidence_detail,
-            collect=self.collect,
-            outcome=self.outcome,
-            execution_error=self.execution_error,
-            capture_error=self.capture_error,
-        )
-        return Session(
-            name=self.name,
-            settings=self.settings,
-            phase=self.phase,
-            run=run,
-            number=self.number,
-            timer=self.timer,
-            generation=self.generation,
-            seed_digest=self.seed_digest,
-            activation_digest=self.activation_digest,
-            run_timeout_s=self.run_timeout_s,
-            deadline_at=self.deadline_at,
-            seed_waiters=self.seed_waiters,
-            activation_waiters=self.activation_waiters,
-            close_waiters=self.close_waiters,
-            answer=self.answer,
-            setup_error=self.setup_error,
-            close_answer=self.close_answer,
-            failures=self.failures,
-        )
+        run = _OpenRun()
+        run.phase = self.run_phase
+        run.order = self.order
+        run.pending = self.pending
+        run.owned = self.owned
+        run.sandbox = self.sandbox
+        run.installed = self.installed
+        run.files = self.files
+        run.slot = self.slot
+        run.staged = self.staged
+        run.launched = self.launched
+        run.exec_held = self.exec_held
+        run.exec_returned = self.exec_returned
+        run.evidence = self.evidence
+        run.evidence_detail = self.evidence_detail
+        run.collect = self.collect
+        run.outcome = self.outcome
+        run.execution_error = self.execution_error
+        run.capture_error = self.capture_error
+        run.__class__ = Run
+        session = _OpenSession()
+        session.run = run
+        session.name = self.name
+        session.settings = self.settings
+        session.phase = self.phase
+        session.number = self.number
+        session.timer = self.timer
+        session.generation = self.generation
+        session.seed_digest = self.seed_digest
+        session.activation_digest = self.activation_digest
+        session.run_timeout_s = self.run_timeout_s
+        session.deadline_at = self.deadline_at
+        session.seed_waiters = self.seed_waiters
+        session.activation_waiters = self.activation_waiters
+        session.close_waiters = self.close_waiters
+        session.answer = self.answer
+        session.setup_error = self.setup_error
+        session.close_answer = self.close_answer
+        session.failures = self.failures
+        session.__class__ = Session
+        frozen: Session = session
+        return frozen
 
     @property
     def sandbox_key(self) -> str:

@@ -131,7 +131,7 @@ class Retained:
     body: Body
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, weakref_slot=False)
 class Run:
     """Everything that is known of a session's sandbox and of the run in it.
 
@@ -176,7 +176,7 @@ class Run:
     capture_error: str | None = None
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, weakref_slot=False)
 class Session:
     """One session.
 

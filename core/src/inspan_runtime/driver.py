@@ -1,8 +1,9 @@
 """The driver of one session: event in, `step`, journal, then effects out.
 
 Nothing is decided here. `deliver` is synchronous, so what a request binds is bound before anything is
-awaited; events that arrive while one is handled wait in the mailbox. Each order is performed by one
-coroutine, in a place that outlives the caller (`spawn`), and posts exactly one answer.
+awaited; events that arrive while one is handled, or while its record is on its way to the disk, wait in the
+mailbox. Each order is performed by one coroutine, in a place that outlives the caller (`spawn`), and posts
+exactly one answer.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from math import inf
-from typing import Any, Protocol
 
 import anyio
 
@@ -21,12 +21,12 @@ from inspan_core.effects import (
     CancelPending,
     CreateSandbox,
     Effect,
-    Order,
     Reply,
     StartTimer,
     StopHarness,
     Timer,
 )
+from inspan_core.errors import NotAllowed
 from inspan_core.events import (
     ClientGone,
     Event,
@@ -38,8 +38,11 @@ from inspan_core.events import (
 from inspan_core.machine import step
 from inspan_core.session import Session
 from inspan_runtime.alarms import Alarm, Alarms
-from inspan_runtime.journal import Journal, JournalError
+from inspan_runtime.driver_needs import Follow, Observer, Performs, Prepare, transition
+from inspan_runtime.flights import Flight, Waiter
+from inspan_runtime.journal import Journal, JournalError, Ticket
 from inspan_runtime.room import Spawn
+from inspan_runtime.times import now
 from inspan_runtime.waiting import Gone, WaiterGone
 
 TIMER_EVENTS: Mapping[Timer, Callable[..., Event]] = {
@@ -50,70 +53,6 @@ TIMER_EVENTS: Mapping[Timer, Callable[..., Event]] = {
 
 FIRST_JOURNAL_PAUSE_S, LAST_JOURNAL_PAUSE_S = 0.1, 5.0
 log = logging.getLogger(__name__)
-
-
-class Performs(Protocol):
-    """Whoever carries out orders: one coroutine for each type of order."""
-
-    async def perform(self, order: Order) -> Answer:
-        """Carry out the order and say what became of it. Raises nothing but cancellation."""
-        ...
-
-    def cancelled(self, order: Order) -> Answer:
-        """The answer of an order that was cut off by `CancelPending` and has ended."""
-        ...
-
-    def settled(self, session: Session) -> None:
-        """Called after each transition: give back what the session no longer needs."""
-        ...
-
-
-Observer = Callable[[Mapping[str, Any]], object]
-Prepare = Callable[[Session], object]
-Follow = Callable[[Session, Event, Session, tuple[Effect, ...]], object]
-"""Called with each committed transition: the session before, the event, the session after, the effects."""
-
-
-class _Waiter:
-    __slots__ = ("reply", "scope")
-
-    def __init__(self) -> None:
-        self.reply: Reply | None = None
-        self.scope: anyio.CancelScope | None = None
-
-    def answer(self, reply: Reply) -> None:
-        self.reply = reply
-        if self.scope is not None:
-            self.scope.cancel()
-
-
-class _Flight:
-    """An order in flight."""
-
-    __slots__ = ("_ended", "dropped", "is_cut", "is_over", "order", "scope")
-
-    def __init__(self, order: Order) -> None:
-        self.order = order
-        self.scope: anyio.CancelScope | None = None
-        self.is_over = self.dropped = self.is_cut = False
-        self._ended: anyio.Event | None = None
-
-    def cut(self) -> None:
-        """Cancel its performance: not its budget has ended."""
-        self.is_cut = True
-        if self.scope is not None:
-            self.scope.cancel()
-
-    def end(self) -> None:
-        self.is_over = True
-        if self._ended is not None:
-            self._ended.set()
-
-    async def ended(self) -> None:
-        if not self.is_over:
-            if self._ended is None:
-                self._ended = anyio.Event()
-            await self._ended.wait()
 
 
 class SessionDriver:
@@ -128,7 +67,8 @@ class SessionDriver:
         follow: Called with each committed transition, before the observers.
         observers: Told of each committed transition.
         timers: Whether timers run; without them the embedding program retries and forgets by itself.
-        alarms: Where timers run; by default in alarms of its own.
+        alarms: Where timers and the budgets of orders run; by default timers run in alarms of its own, and
+            budgets by the event loop's.
     """
 
     __slots__ = (
@@ -137,14 +77,15 @@ class SessionDriver:
         "_chain",
         "_flights",
         "_follow",
+        "_is_working",
         "_journal",
         "_mailbox",
         "_next_waiter",
         "_observers",
         "_performs",
         "_prepare",
+        "_shared_alarms",
         "_spawn",
-        "_stepping",
         "_waiters",
         "session",
     )
@@ -169,41 +110,51 @@ class SessionDriver:
         self._prepare = prepare
         self._follow = follow
         self._observers = observers
+        self._shared_alarms = alarms
         self._alarms = (alarms if alarms is not None else Alarms(spawn)) if timers else None
         self._mailbox: tuple[Event, ...] = ()
-        self._stepping = False
-        self._waiters: dict[int, _Waiter] | None = None
+        self._is_working = False
+        self._waiters: dict[int, Waiter] | None = None
         self._next_waiter = 1
-        self._flights: dict[int, _Flight] = {}
-        self._chain: list[_Flight] | None = None
+        self._flights: dict[int, Flight] = {}
+        self._chain: list[Flight] | None = None
         self._alarm: Alarm | None = None
 
-    async def ask(self, request: Callable[[int, float], Request], *, gone: Gone | None = None) -> Reply:
+    async def ask(
+        self,
+        request: Callable[[int, float], Request],
+        *,
+        gone: Gone | None = None,
+        bind: Callable[[], object] | None = None,
+    ) -> Reply:
         """Deliver a request and wait for its reply. Being cancelled only forgets this waiter.
 
         Args:
             request: Makes the event from the waiter's number and the time.
             gone: Watches the waiter's connection.
+            bind: Called when the request changes the session's phase, before its event is journalled.
 
         Raises:
             WaiterGone: `gone` returned before there was a reply.
+            JournalError: The request could not be journalled; nothing changed.
         """
-        number, waiter = self._next_waiter, _Waiter()
+        number, waiter = self._next_waiter, Waiter(bind)
         self._next_waiter += 1
         waiters = self._waiters = self._waiters if self._waiters is not None else {}
         waiters[number] = waiter
         try:
-            self.deliver(request(number, anyio.current_time()))
-            if waiter.reply is None:
-                with anyio.CancelScope() as waiter.scope:
-                    await (gone or anyio.sleep_forever)()
+            self.deliver(request(number, now()))
+            if not waiter.is_answered:
+                await waiter.wait(gone)
         finally:
             del waiters[number]
             if not waiters:
                 self._waiters = None
-            if waiter.reply is None and self._knows(number):
+            if not waiter.is_answered and self._knows(number):
                 with suppress(JournalError):  # Then the reply goes to nobody, which does no harm.
-                    self.deliver(ClientGone(at=anyio.current_time(), waiter=number))
+                    self.deliver(ClientGone(at=now(), waiter=number))
+        if waiter.error is not None:
+            raise waiter.error
         if waiter.reply is None:
             raise WaiterGone(f"nobody waits for the reply of session {self.session.name} any more")
         return waiter.reply
@@ -215,17 +166,14 @@ class SessionDriver:
             NotAllowed: The event cannot happen now; nothing changed.
             JournalError: The event could not be journalled; nothing changed.
         """
-        if self._stepping:
+        if self._is_working:
             self._mailbox = (*self._mailbox, event)
             return
-        self._stepping = True
         try:
             self._handle(event)
-            while self._mailbox:
-                event, self._mailbox = self._mailbox[0], self._mailbox[1:]
-                self._handle(event)
         finally:
-            self._stepping = False
+            if self._mailbox:
+                self._work_mailbox()
 
     async def post(self, event: Event) -> None:
         """Take one event that nobody would bring again, however long the journal cannot be written."""
@@ -244,13 +192,38 @@ class SessionDriver:
         """Whether an order is in flight."""
         return bool(self._flights)
 
+    @property
+    def is_working(self) -> bool:
+        """Whether an event is being handled: its record may still be on its way to the disk."""
+        return self._is_working
+
     def _handle(self, event: Event) -> None:
-        before = self.session
-        session, effects = step(before, event)
-        if self._prepare is not None and session.phase is not before.phase:
+        self._is_working = True
+        ticket = None
+        try:
+            before = self.session
+            session, effects = step(before, event)
+            if session is not before:
+                if session.phase is not before.phase:
+                    self._bind(event, session)
+                if self._journal is not None:
+                    ticket = self._journal.append(session.name, event)
+            if ticket is None:
+                self._commit(before, event, session, effects)
+            else:
+                self._spawn(partial(self._hold, ticket, before, event, session, effects))
+        finally:
+            self._is_working = ticket is not None
+
+    def _bind(self, event: Event, session: Session) -> None:
+        if isinstance(event, Request):
+            waiter = self._waiter(event.waiter)
+            if waiter is not None and waiter.bind is not None:
+                waiter.bind()
+        if self._prepare is not None:
             self._prepare(session)
-        if self._journal is not None and session is not before:
-            self._journal.append(session.name, event)
+
+    def _commit(self, before: Session, event: Event, session: Session, effects: tuple[Effect, ...]) -> None:
         self.session = session
         for effect in effects:
             self._start(effect)
@@ -258,29 +231,72 @@ class SessionDriver:
         if self._follow is not None:
             self._follow(before, event, session, effects)
         if self._observers:
-            transition = _transition(before, event, session, effects)
+            told = transition(before, event, session, effects)
             for observe in self._observers:
-                observe(transition)
+                observe(told)
+
+    async def _hold(
+        self, ticket: Ticket, before: Session, event: Event, session: Session, effects: tuple[Effect, ...]
+    ) -> None:
+        """Commit an event once its record is durable; what comes meanwhile waits in the mailbox."""
+        chain: list[Flight] = []
+        try:
+            await ticket.durable()
+            self._chain = chain
+            self._commit(before, event, session, effects)
+        except JournalError as error:
+            self._refuse(event, error)
+        finally:
+            self._chain = None
+            self._is_working = False
+        self._work_mailbox()
+        for flight in chain:  # There is one at most.
+            await self._fly(flight)
+
+    def _work_mailbox(self) -> None:
+        while self._mailbox and not self._is_working:
+            event, self._mailbox = self._mailbox[0], self._mailbox[1:]
+            try:
+                self._handle(event)
+            except (JournalError, NotAllowed) as error:
+                self._refuse(event, error)
+
+    def _refuse(self, event: Event, error: JournalError | NotAllowed) -> None:
+        """Whoever delivered the event has left: its waiter is told, and an answer is brought again."""
+        if isinstance(event, Request):
+            waiter = self._waiter(event.waiter)
+            if waiter is not None:
+                waiter.fail(error)
+        elif isinstance(error, JournalError):
+            self._spawn(partial(self.post, event))
+        else:
+            log.warning("%s", error)
+
+    def _waiter(self, number: int | None) -> Waiter | None:
+        return None if self._waiters is None or number is None else self._waiters.get(number)
 
     def _knows(self, waiter: int) -> bool:
         session = self.session
-        return any(
-            waiter in waiters
-            for waiters in (session.seed_waiters, session.activation_waiters, session.close_waiters)
+        return (
+            self._is_working
+            or waiter in session.seed_waiters
+            or waiter in session.activation_waiters
+            or waiter in session.close_waiters
         )
 
     def _start(self, effect: Effect) -> None:
-        if isinstance(effect, Reply):
-            waiter = None if self._waiters is None else self._waiters.get(effect.waiter)
+        kind = type(effect)
+        if kind is Reply:
+            waiter = self._waiter(effect.waiter)  # type: ignore[union-attr]  # it is a Reply
             if waiter is not None:
-                waiter.answer(effect)
-        elif isinstance(effect, StartTimer):
-            self._start_timer(effect)
+                waiter.answer(effect)  # type: ignore[arg-type]
+        elif kind is StartTimer:
+            self._start_timer(effect)  # type: ignore[arg-type]
         else:
-            if isinstance(effect, StopHarness):
+            if kind is StopHarness:
                 self._drop_flights()
-            flight = _Flight(effect)
-            self._flights[effect.number] = flight
+            flight = Flight(effect)  # type: ignore[arg-type]
+            self._flights[flight.order.number] = flight
             if self._chain is not None:
                 self._chain.append(flight)
             else:
@@ -292,17 +308,27 @@ class SessionDriver:
             flight.dropped = True
             flight.cut()
 
-    async def _fly(self, flight: _Flight) -> None:
+    async def _fly(self, flight: Flight) -> None:
         """Perform an order, and in the same task those that follow from its answer, one after the other."""
-        following: _Flight | None = flight
+        following: Flight | None = flight
         while following is not None:
-            answer = await self._answer(following)
-            if answer is None or following.dropped:
-                return
-            following = await self._post_answer(answer)
+            answer, is_over = None, False
+            # One scope for all of them; one that was cancelled is of no use for the next.
+            with anyio.CancelScope() as scope:
+                while following is not None:
+                    flight, is_over = following, False
+                    answer = await self._answer(flight, scope)
+                    is_over = True
+                    if scope.cancel_called:
+                        break
+                    following = await self._post_answer(flight, answer)
+            if following is not None:
+                following = await self._post_answer(flight, answer if is_over else self._cut_short(flight))
 
-    async def _post_answer(self, answer: Answer) -> _Flight | None:
-        chain: list[_Flight] = []
+    async def _post_answer(self, flight: Flight, answer: Answer | None) -> Flight | None:
+        if answer is None or flight.dropped:
+            return None
+        chain: list[Flight] = []
         self._chain = chain
         try:
             self.deliver(answer)
@@ -315,29 +341,32 @@ class SessionDriver:
             self._spawn(partial(self._fly, other))
         return chain[0] if chain else None
 
-    async def _answer(self, flight: _Flight) -> Answer | None:
-        order, answer = flight.order, None
+    async def _answer(self, flight: Flight, scope: anyio.CancelScope) -> Answer | None:
+        order, flight.scope = flight.order, scope
         try:
-            deadline = inf if order.timeout_s is None else anyio.current_time() + order.timeout_s
-            with anyio.CancelScope(deadline=deadline) as flight.scope:
-                if flight.is_cut:
-                    flight.scope.cancel()
-                if isinstance(order, CancelPending):
-                    await self._cancel(order)
-                    return None
-                answer = await self._performs.perform(order)
-            if answer is None:
-                answer = self._cut_short(flight)
+            if flight.is_cut:
+                scope.cancel()
+            if order.timeout_s is not None:
+                flight.at = now() + order.timeout_s
+                if self._shared_alarms is not None:
+                    self._shared_alarms.add(flight)
+                else:
+                    scope.deadline = flight.at
+            if type(order) is CancelPending:
+                await self._cancel(order)
+                return None
+            return await self._performs.perform(order)
         finally:
             del self._flights[order.number]
             if not self._flights:
                 self._flights = {}  # An emptied one keeps its memory.
             flight.end()
-        return answer
+            if self._shared_alarms is None:
+                scope.deadline = inf
 
-    def _cut_short(self, flight: _Flight) -> Answer | None:
+    def _cut_short(self, flight: Flight) -> Answer | None:
         if not flight.is_cut:
-            return StepTimedOut(at=anyio.current_time(), order=flight.order.number)
+            return StepTimedOut(at=now(), order=flight.order.number)
         return None if flight.dropped else self._performs.cancelled(flight.order)
 
     async def _cancel(self, order: CancelPending) -> None:
@@ -355,7 +384,7 @@ class SessionDriver:
 
     def _ring(self, timer: StartTimer) -> None:
         self._alarm = None
-        event = TIMER_EVENTS[timer.kind](at=anyio.current_time(), timer=timer.number)
+        event = TIMER_EVENTS[timer.kind](at=now(), timer=timer.number)
         try:
             self.deliver(event)
         except JournalError:
@@ -366,15 +395,3 @@ class SessionDriver:
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
-
-
-def _transition(before: Session, event: Event, after: Session, effects: tuple[Effect, ...]) -> dict[str, Any]:
-    return {
-        "session": after.name,
-        "phase": after.phase.name,
-        "run": after.run.phase.name,
-        "before": before.phase.name,
-        "event": type(event).__name__,
-        "effects": [type(effect).__name__ for effect in effects],
-        "at": event.at,
-    }

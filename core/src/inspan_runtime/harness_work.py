@@ -193,7 +193,7 @@ class HarnessWork:
         if isinstance(scratch, str) and self.uses_scratch:
             room.session_dir = f"{scratch}/{posixpath.basename(room.session_dir)}"
         kept = [sandbox.sandbox_id, dict(sandbox.descriptor), room.session_dir]
-        room.keep("sandbox", json.dumps(kept).encode())
+        room.keep("sandbox", lambda: json.dumps(kept).encode())
 
     async def stop_sandbox(self, room: Room, key: str, *, timeout_s: float) -> None:
         """Have our own sandbox stopped, by its handle where there is one."""
@@ -248,7 +248,7 @@ class HarnessWork:
         await self._open_ways(room)
         with without_secrets(self._secrets()):
             self.runtime = dict(await self.harness.install(SessionContext(**self._context(room))))
-        room.keep("runtime", json.dumps(self.runtime).encode())
+        room.keep("runtime", lambda: json.dumps(self.runtime).encode())
         await self._try_servers(room)
 
     async def _open_ways(self, room: Room) -> None:
@@ -281,7 +281,7 @@ class HarnessWork:
         names = [grant.name for grant in tried.usable]
         self.tool_accesses = tuple(grant for grant in self.tool_accesses if grant.name in names)
         self.gaps.extend(tried.gaps)
-        room.keep("grants", pack_grants(names, self.gaps))
+        room.keep("grants", lambda: pack_grants(names, self.gaps))
 
     async def stage(self, room: Room, *, run_timeout_s: float) -> SandboxCommand:
         """Let the plugin stage the activation."""
@@ -339,7 +339,7 @@ class HarnessWork:
             return result, redacted_text(f"{type(error).__name__}: {error}", self._secrets())
         finally:
             self.artifacts = redacted(context.artifacts, self._secrets())
-            room.keep("artifacts", pack_artifacts(self.artifacts))
+            room.keep("artifacts", lambda: pack_artifacts(self.artifacts))
         cut = [p.detail for p in context.problems if p.code == "artifact_truncated"]
         return (CollectResult.LIMIT if cut else CollectResult.OK), "; ".join(cut) or None
 
@@ -370,7 +370,7 @@ class HarnessWork:
             options=self.options,
         )
         parsed = await self.run_parser(self.harness.parse, run)
-        room.keep("parsed", pack_parsed(parsed))
+        room.keep("parsed", lambda: pack_parsed(parsed))
         self.parsed = parsed
         return parsed.outcome, None if parsed.detail is None else str(parsed.detail)
 

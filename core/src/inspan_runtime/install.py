@@ -95,7 +95,7 @@ class SandboxInstaller:
         self.has_lease = False
         self.checking_s = 0.0
         self._facts: Facts | None = None
-        self._lock = anyio.Lock()
+        self._lock = anyio.Lock(fast_acquire=True)
 
     async def look(self, wanted: Wanted) -> Preflight:
         """Look at the sandbox, for what a harness wants of it and for where runtimes can live.

@@ -44,5 +44,6 @@ async def take_jar(room: Room, grants: Iterable[ToolAccess], request: Mapping[st
     except (FileNotFoundError, UnsafePath, TooLarge, ArtifactError) as error:
         detail = f"whether tool calls changed the cookies is not known: {error}"
         return TakenJar(gaps=(ObservationGap(code="resources_cookies_unavailable", detail=detail),))
-    room.keep("cookies", None if cookies is None else json.dumps(dict(cookies)).encode(), secret=True)
+    pack = None if cookies is None else (lambda: json.dumps(dict(cookies)).encode())
+    room.keep("cookies", pack, secret=True)
     return TakenJar(cookies=cookies)

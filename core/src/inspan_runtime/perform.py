@@ -65,6 +65,7 @@ from inspan_runtime.supervisor_client import (
     supervision_timeouts,
     write_command,
 )
+from inspan_runtime.times import now
 
 NOT_RETRYABLE = (
     UnsupportedTarget,
@@ -168,21 +169,21 @@ class Performer:
         except SandboxGone:
             if isinstance(order, ConnectSandbox | CreateSandbox):
                 return _unavailable(order, "the sandbox no longer exists", retryable=True)
-            return answers.SandboxGone(at=anyio.current_time(), order=number)
+            return answers.SandboxGone(at=now(), order=number)
         except Exception as error:  # the fence of effects: a failed order is an answer
             return _failure(order, error)
 
     async def _reconnected(self, order: Order) -> Sandbox:
         """The sandbox after a restart. What a run has become does not depend on one failed connection."""
         budget_s = order.timeout_s if order.timeout_s is not None else 3600.0
-        until, pause_s = anyio.current_time() + budget_s * RECONNECT_SHARE, FIRST_RETRY_S
+        until, pause_s = now() + budget_s * RECONNECT_SHARE, FIRST_RETRY_S
         while True:
             try:
                 return await self._work.reconnect(self.room)
             except SandboxGone:
                 raise
             except SandboxError:
-                if anyio.current_time() + pause_s > until:
+                if now() + pause_s > until:
                     raise
             await anyio.sleep(spread(pause_s, self.room.session_dir))
             pause_s = min(pause_s * 2, LONGEST_RETRY_S)
@@ -202,20 +203,20 @@ class Performer:
         self.room.sandbox = await self._work.create(
             self.room, order.key, timeout_s=max(budget - CREATE_MARGIN_S, budget / 2)
         )
-        return answers.SandboxReady(at=anyio.current_time(), order=order.number)
+        return answers.SandboxReady(at=now(), order=order.number)
 
     async def _connect(self, order: ConnectSandbox) -> Answer:
         self.room.sandbox = await self._work.connect(self.room, timeout_s=order.timeout_s or 3600.0)
-        return answers.SandboxReady(at=anyio.current_time(), order=order.number)
+        return answers.SandboxReady(at=now(), order=order.number)
 
     async def _install(self, order: Install) -> Answer:
         await self._work.install(self.room)
-        return answers.Installed(at=anyio.current_time(), order=order.number)
+        return answers.Installed(at=now(), order=order.number)
 
     async def _take_slot(self, order: TakeSlot) -> Answer:
         await self._slots.take(self)
         self._holds_slot = True
-        return answers.SlotGranted(at=anyio.current_time(), order=order.number)
+        return answers.SlotGranted(at=now(), order=order.number)
 
     async def _stage(self, order: Stage) -> Answer:
         room, supervision = self.room, self._supervision
@@ -231,7 +232,7 @@ class Performer:
             drain=supervision.drain,
         )
         room.command = command
-        return answers.Staged(at=anyio.current_time(), order=order.number)
+        return answers.Staged(at=now(), order=order.number)
 
     async def _launch(self, order: Launch) -> Answer:
         room, supervision = self.room, self._supervision
@@ -249,7 +250,7 @@ class Performer:
         receipt = await self._exec_or_receipt(handle)
         if receipt is not None:
             return self._evidence(order, receipt)
-        at = anyio.current_time()
+        at = now()
         if handle.error is None or isinstance(handle.error, ExecTimeout):
             exit_code = None if handle.result is None else handle.result.exit_code
             return answers.ExecReturned(at=at, order=order.number, exit_code=exit_code)
@@ -292,11 +293,11 @@ class Performer:
         return self._evidence(order, found)
 
     def _evidence(self, order: Order, found: CleanupReceipt | NeverLaunched) -> Answer:
-        at, number = anyio.current_time(), order.number
+        at, number = now(), order.number
         if isinstance(found, NeverLaunched):
             return answers.NeverLaunched(at=at, order=number)
         self.room.receipt = found
-        self.room.keep("receipt", json.dumps(asdict(found)).encode())
+        self.room.keep("receipt", lambda: json.dumps(asdict(found)).encode())
         if not found.cleanup_confirmed:
             return answers.TerminationRefuted(at=at, order=number, error=found.error)
         return answers.TerminationConfirmed(
@@ -310,37 +311,37 @@ class Performer:
     async def _collect(self, order: Collect) -> Answer:
         room = self.room
         room.processes = await read_processes(room.connected, room.session_dir)
-        if room.processes is not None:
-            room.keep("processes", json.dumps(room.processes.to_json()).encode())
+        if (report := room.processes) is not None:
+            room.keep("processes", lambda: json.dumps(report.to_json()).encode())
         result, detail = await self._work.collect(room)
-        return answers.Collected(at=anyio.current_time(), order=order.number, result=result, detail=detail)
+        return answers.Collected(at=now(), order=order.number, result=result, detail=detail)
 
     async def _parse(self, order: Parse) -> Answer:
         outcome, detail = await self._work.parse(self.room)
-        return answers.Parsed(at=anyio.current_time(), order=order.number, outcome=outcome, detail=detail)
+        return answers.Parsed(at=now(), order=order.number, outcome=outcome, detail=detail)
 
     async def _release_exec(self, order: ReleaseExec) -> Answer:
         if self.room.exec is not None:
             await self.room.exec.release()
-        return answers.ExecReleased(at=anyio.current_time(), order=order.number)
+        return answers.ExecReleased(at=now(), order=order.number)
 
     async def _remove_files(self, order: RemoveFiles) -> Answer:
         room = self.room
         # An exec that returned cannot launch any more; one that was lost may still come.
         surely_over = room.exec is None or room.exec.result is not None
         await remove_session_directory(room.connected, room.session_dir, keep_fence=not surely_over)
-        return answers.FilesRemoved(at=anyio.current_time(), order=order.number)
+        return answers.FilesRemoved(at=now(), order=order.number)
 
     async def _disconnect(self, order: Disconnect) -> Answer:
         await self._work.disconnect(self.room)
         self.room.sandbox = None
-        return answers.Disconnected(at=anyio.current_time(), order=order.number)
+        return answers.Disconnected(at=now(), order=order.number)
 
     async def _stop_sandbox(self, order: StopSandbox) -> Answer:
         budget = order.timeout_s if order.timeout_s is not None else 3600.0
         await self._work.stop_sandbox(self.room, order.key, timeout_s=budget * 0.9)
         self.room.sandbox = None
-        return answers.SandboxStopped(at=anyio.current_time(), order=order.number)
+        return answers.SandboxStopped(at=now(), order=order.number)
 
 
 PERFORM: dict[type, Callable[[Performer, Any], Awaitable[Answer]]] = {
@@ -369,13 +370,11 @@ def describe(error: BaseException) -> str:
 
 
 def _unavailable(order: Order, detail: str, *, retryable: bool) -> Answer:
-    return answers.SandboxUnavailable(
-        at=anyio.current_time(), order=order.number, detail=detail, retryable=retryable
-    )
+    return answers.SandboxUnavailable(at=now(), order=order.number, detail=detail, retryable=retryable)
 
 
 def _failure(order: Order, error: Exception) -> Answer:
-    at, number, detail = anyio.current_time(), order.number, describe(error)
+    at, number, detail = now(), order.number, describe(error)
     retryable = not isinstance(error, NOT_RETRYABLE)
     match order:
         case CreateSandbox() if not isinstance(error, NOTHING_CREATED):

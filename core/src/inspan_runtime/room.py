@@ -21,12 +21,16 @@ Spawn = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
 class Keep(Protocol):
     """Keeps a content of the session durably by its name, or removes it with None."""
 
-    def __call__(self, name: str, value: bytes | None, *, secret: bool = False) -> None:
-        """Keep it; `secret` puts it apart from everything that is no secret."""
+    def __call__(self, name: str, pack: Callable[[], bytes] | None, *, secret: bool = False) -> None:
+        """Keep what `pack` returns, which is called at once or, where nothing is kept, never.
+
+        Args:
+            secret: Puts it apart from everything that is no secret.
+        """
         ...
 
 
-def keep_nothing(name: str, value: bytes | None, *, secret: bool = False) -> None:
+def keep_nothing(name: str, pack: Callable[[], bytes] | None, *, secret: bool = False) -> None:
     """The session ends with the process."""
 
 

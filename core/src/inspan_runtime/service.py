@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import Any
 
 import anyio
-import anyio.abc
 
 from inspan_core.errors import InspanError, RequestRefused
 from inspan_core.events import ActivateRequested, CloseRequested, SeedRequested
@@ -26,14 +25,14 @@ from inspan_core.session import Phase
 from inspan_core.wire import CloseRequest, SeedRequest
 from inspan_runtime.budgets import resolve_agent_timeout
 from inspan_runtime.contents import Record, error_answer, to_answer
-from inspan_runtime.driver import Follow
+from inspan_runtime.driver_needs import Follow
 from inspan_runtime.grants import check_grants, effective_tool_accesses, usable_grants
 from inspan_runtime.harness_work import HarnessWork, ProviderFactory, RunParser, in_worker_thread
 from inspan_runtime.host_calls import HostCall, HostCalls, HostRequest
 from inspan_runtime.install_cache import RuntimeCache
 from inspan_runtime.journal import Journal, JournalError
 from inspan_runtime.orphans import Ownership, reap_orphans
-from inspan_runtime.packing import to_bytes
+from inspan_runtime.outliving import OutlivingTasks
 from inspan_runtime.places import check_place
 from inspan_runtime.recovery import Recovery
 from inspan_runtime.requests import check_request
@@ -89,7 +88,7 @@ class AgentService(SessionViews):
         self._cache = cache
         self._run_parser = run_parser
         self._journal = journal
-        self._group: anyio.abc.TaskGroup | None = None
+        self._tasks: OutlivingTasks | None = None
         self._sessions = SessionTable(
             settings,
             spawn=self._spawn,
@@ -107,7 +106,8 @@ class AgentService(SessionViews):
     async def __aenter__(self) -> AgentService:
         if self.host is not None:
             await self.host.sweep()
-        self._group = await anyio.create_task_group().__aenter__()
+        self._tasks = OutlivingTasks()
+        await self._tasks.open()
         self._sessions.resume()
         self._reap_orphans()
         return self
@@ -115,8 +115,8 @@ class AgentService(SessionViews):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        group = self._group
-        if group is None:
+        tasks = self._tasks
+        if tasks is None:
             return
         with anyio.CancelScope(shield=True):
             timeout_s = SHUTDOWN_STEPS * self.settings.session.close_step_timeout_s
@@ -125,10 +125,9 @@ class AgentService(SessionViews):
                 await self.close_all(timeout_s=timeout_s)
             elif self.host is not None:
                 await self.host.close_all(timeout_s=timeout_s)
-        self._group = None
-        group.cancel_scope.cancel()
+        self._tasks = None
         try:
-            await group.__aexit__(kind, error, trace)
+            await tasks.close()
         finally:
             if self._journal is not None:
                 self._journal.close()
@@ -239,9 +238,7 @@ class AgentService(SessionViews):
             run_timeout_s = resolve_agent_timeout(body.get("metadata"), self.settings.run_timeout_s)
         except RequestRefused as refusal:
             return error_answer(422, str(refusal))
-        if record.work is not None and record.driver.session.phase is Phase.READY:
-            record.work.activation = self._sessions.activation(seed, token_capture, body)
-            record.room.keep("activation", to_bytes({"request": body, "token_capture": token_capture}))
+        bound = partial(self._sessions.bind_activation, record, token_capture, body)
         reply = await record.driver.ask(
             lambda waiter, at: ActivateRequested(
                 at=at,
@@ -252,6 +249,7 @@ class AgentService(SessionViews):
                 run_timeout_s=run_timeout_s,
             ),
             gone=gone,
+            bind=bound,
         )
         return to_answer(session_id, record, reply)
 
@@ -323,16 +321,9 @@ class AgentService(SessionViews):
         )
 
     def _spawn(self, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        if self._group is None:
+        if self._tasks is None:
             raise InspanError("the service is not running: use it as an async context manager")
-
-        async def fenced() -> None:
-            try:
-                await task()
-            except Exception:  # the fence between sessions: one that breaks must not end the others
-                log.exception("a session's task failed")
-
-        self._group.start_soon(fenced)
+        self._tasks.start(task)
 
     def _host_calls(self) -> HostCalls | None:
         if self.settings.host_dir is None:

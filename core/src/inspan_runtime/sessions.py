@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import anyio
+from attrs import frozen
 
 from inspan_core.codec import decode, encode
 from inspan_core.effects import CloseBody, Effect
@@ -20,7 +21,8 @@ from inspan_core.session import Phase, Session
 from inspan_core.wire import EpisodeId, SeedRequest
 from inspan_runtime.alarms import Alarm, Alarms
 from inspan_runtime.contents import Record, closed_body
-from inspan_runtime.driver import Follow, Observer, SessionDriver
+from inspan_runtime.driver import SessionDriver
+from inspan_runtime.driver_needs import Follow, Observer
 from inspan_runtime.harness_work import Activation, HarnessWork
 from inspan_runtime.journal import Journal, JournalError, StoredSession
 from inspan_runtime.packing import holds_secrets, pack_seed, to_bytes, unpack_seed
@@ -45,6 +47,20 @@ SCRUB_PAUSE_S, SCRUB_RETRY_S = 1.0, 60.0
 log = logging.getLogger(__name__)
 
 WorkFactory = Callable[[SeedRequest], HarnessWork]
+
+
+@frozen
+class Place:
+    """Where a session's files go inside, and whose they are."""
+
+    session_dir: str
+    workdir: str
+    episode_id: EpisodeId
+
+    def pack(self) -> bytes:
+        """For the journal."""
+        episode_id = encode(self.episode_id)
+        return to_bytes({"session_dir": self.session_dir, "workdir": self.workdir, "episode_id": episode_id})
 
 
 class SessionTable:
@@ -89,7 +105,7 @@ class SessionTable:
     def get(self, session_id: str) -> Record | None:
         """The record of an id, or None."""
         record = self._records.get(session_id)
-        if record is None or record.driver.session.phase is Phase.NEW:
+        if record is None or (record.driver.session.phase is Phase.NEW and not record.driver.is_working):
             # One at NEW is what is left of a request that could not be journalled: it never was.
             return None
         return record
@@ -120,13 +136,20 @@ class SessionTable:
         """Make the record of a session that is about to be seeded."""
         name = seed.agent_session_id
         place = self._new_place(name, seed.episode_id, seed)
-        self._keep(name, "seed", pack_seed(seed), secret=holds_secrets(seed))
+        self._keep(name, "seed", lambda: pack_seed(seed), secret=holds_secrets(seed))
         return self._add(new_session(name, self._settings.session), place, seed, work)
 
     def add_unseeded(self, session_id: str, episode_id: EpisodeId) -> Record:
         """Make the record of an id that is closed although it was never seeded."""
         place = self._new_place(session_id, episode_id, None)
         return self._add(new_session(session_id, self._settings.session), place, None, None)
+
+    def bind_activation(self, record: Record, token_capture: bool, request: Mapping[str, Any]) -> None:
+        """Give a session that is about to become active the contents of its activation."""
+        if record.work is not None and record.seed is not None:
+            record.work.activation = self.activation(record.seed, token_capture, request)
+            kept = {"request": request, "token_capture": token_capture}
+            record.room.keep("activation", lambda: to_bytes(kept))
 
     def activation(self, seed: SeedRequest, token_capture: bool, request: Mapping[str, Any]) -> Activation:
         """The contents of an activation; its model URL carries the rollout's prefix."""
@@ -184,7 +207,9 @@ class SessionTable:
                 work.activation = self.activation(seed, kept["token_capture"], kept["request"])
         elif session.phase is not Phase.FENCED:
             raise InspanError("its seed is not there")
-        record = self._add(session, json.loads(contents["place"]), seed, work)
+        place = json.loads(contents["place"])
+        episode_id = decode(EpisodeId, place["episode_id"])
+        record = self._add(session, Place(place["session_dir"], place["workdir"], episode_id), seed, work)
         restore_room(record.room, contents)
         self._note_interruption(record)
         closed = contents.get("closed") or stored.secrets.get("closed")
@@ -194,9 +219,7 @@ class SessionTable:
             self._fences[stored.name] = None
         return record
 
-    def _new_place(
-        self, session_id: str, episode_id: EpisodeId, seed: SeedRequest | None
-    ) -> Mapping[str, Any]:
+    def _new_place(self, session_id: str, episode_id: EpisodeId, seed: SeedRequest | None) -> Place:
         if seed is not None and seed.sandbox_access is not None:
             workdir = seed.sandbox_access.workdir
         else:
@@ -204,16 +227,16 @@ class SessionTable:
         folder = (
             f"{self._settings.session_dir_root or DEFAULT_SESSION_DIR_ROOT}/{self._settings.new_folder()}"
         )
-        place = {"session_dir": folder, "workdir": workdir, "episode_id": encode(episode_id)}
-        self._keep(session_id, "place", to_bytes(place))
+        place = Place(folder, workdir, episode_id)
+        self._keep(session_id, "place", place.pack)
         return place
 
     def _add(
-        self, session: Session, place: Mapping[str, Any], seed: SeedRequest | None, work: HarnessWork | None
+        self, session: Session, place: Place, seed: SeedRequest | None, work: HarnessWork | None
     ) -> Record:
         room = Room(
-            session_dir=place["session_dir"],
-            workdir=place["workdir"],
+            session_dir=place.session_dir,
+            workdir=place.workdir,
             keep=partial(self._keep, session.name),
             reconnected=partial(self.recovery.done, session.name),
         )
@@ -239,16 +262,18 @@ class SessionTable:
             driver=driver,
             work=work,
             room=room,
-            episode_id=decode(EpisodeId, place["episode_id"]),
+            episode_id=place.episode_id,
         )
         self._records[session.name] = record
         if seed is not None:
             self._by_capture_key[seed.episode_id.capture_key] = session.name
         return record
 
-    def _keep(self, session_id: str, name: str, value: bytes | None, *, secret: bool = False) -> None:
+    def _keep(
+        self, session_id: str, name: str, pack: Callable[[], bytes] | None, *, secret: bool = False
+    ) -> None:
         if self._journal is not None:
-            self._journal.keep(session_id, name, value, secret=secret)
+            self._journal.keep(session_id, name, None if pack is None else pack(), secret=secret)
 
     def _follow(self, before: Session, event: Event, session: Session, effects: tuple[Effect, ...]) -> None:
         self._keep_house(before, session)
@@ -294,12 +319,14 @@ class SessionTable:
             record.closed_body = closed_body(session.name, record, answer.body)
             # With the jar it is a secret like the cookies themselves.
             has_jar = record.closed_body["resources_cookies"] is not None
-            self._keep(session.name, "closed", to_bytes(record.closed_body), secret=has_jar)
+            body = record.closed_body
+            self._keep(session.name, "closed", lambda: to_bytes(body), secret=has_jar)
 
     def _retain(self, session_id: str) -> None:
         record = self._records[session_id]
-        for name in RUN_CONTENTS:
-            self._keep(session_id, name, None)
+        if self._journal is not None:
+            for name in RUN_CONTENTS:
+                self._journal.keep(session_id, name, None)
         if record.work is not None and not self._settings.retains_artifacts:
             record.work.forget_run()
 

@@ -3,19 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 import anyio
 
 from inspan_core.errors import InspanError
 
 T = TypeVar("T")
-Gone = Callable[[], Awaitable[None]]
-"""Returns when whoever waits for a reply has gone away, or is cancelled when the reply is there."""
+
+
+class Client(Protocol):
+    """Whoever waits for a reply, as a connection that says by a call that it is gone: nobody is cancelled."""
+
+    def watch(self, gone: Callable[[], None]) -> None:
+        """Have `gone` called, once and on the event loop, when the client goes; at once if it is gone."""
+        ...
+
+    def unwatch(self) -> None:
+        """Forget that; called at the end in any case."""
+        ...
+
+
+Gone: TypeAlias = Callable[[], Awaitable[None]] | Client
+"""A callable returns when whoever waits has gone away, or is cancelled when the reply is there."""
 
 
 class WaiterGone(InspanError):
     """Whoever waited for a reply went away first; what was asked for goes on."""
+
+
+async def wait_gone(gone: Gone) -> None:
+    """Wait until nobody waits any more."""
+    if callable(gone):
+        await gone()
+        return
+    left = anyio.Event()
+    gone.watch(left.set)
+    try:
+        await left.wait()
+    finally:
+        gone.unwatch()
 
 
 async def unless_gone(gone: Gone | None, call: Callable[[], Awaitable[T]]) -> T:
@@ -38,7 +65,7 @@ async def unless_gone(gone: Gone | None, call: Callable[[], Awaitable[T]]) -> T:
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ask, tasks.cancel_scope)
-        await gone()
+        await wait_gone(gone)
         tasks.cancel_scope.cancel()
     if failures:
         raise failures[0]

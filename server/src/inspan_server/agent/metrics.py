@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections import Counter as Counts
 from collections.abc import Iterator
-from functools import cache
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,9 +19,9 @@ from inspan_core.effects import ORDER_TYPES, CloseBody, Effect
 from inspan_core.events import ANSWER_TYPES, Abandoned, Event, Restarted
 from inspan_core.session import Phase, RunPhase, Session
 from inspan_runtime.service import AgentService
+from inspan_server.agent.step_times import StepTimes
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-BUCKETS_S = (0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0, 600.0, 3600.0, 21600.0)
 _ORDERS = frozenset(ORDER_TYPES)
 _ANSWERS = frozenset(ANSWER_TYPES)
 
@@ -37,16 +36,9 @@ class AgentMetrics:
     def __init__(self, service: AgentService) -> None:
         self._service = service
         self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "inspan_requests", "Answered requests.", ("request", "status"), registry=self.registry
-        )
-        self._steps = Histogram(
-            "inspan_step_seconds",
-            "From an order to its answer.",
-            ("step",),
-            buckets=BUCKETS_S,
-            registry=self.registry,
-        )
+        self.requests: Counts[tuple[str, int]] = Counts()
+        self._steps = StepTimes(ORDER_TYPES)
+        self.registry.register(self._steps)
         self._seeded = self._counter("inspan_sessions_seeded", "Sessions that were opened.")
         self._closed = self._counter("inspan_sessions_closed", "Sessions whose close succeeded.")
         self._failed = self._counter("inspan_close_failures", "Attempts to close that failed.")
@@ -55,10 +47,8 @@ class AgentMetrics:
         self._gaps = Counter(
             "inspan_gaps", "Gaps in the observations of closed sessions.", ("code",), registry=self.registry
         )
-        # Looked up once: labels are dear, and there are a dozen orders to a session.
-        self._observers = {kind.__name__: self._steps.labels(kind.__name__).observe for kind in ORDER_TYPES}
-        self._under_way: dict[str, tuple[int, str, float]] = {}
-        self.registry.register(_Now(service))
+        self._under_way: dict[str, tuple[int, type, float]] = {}
+        self.registry.register(_Now(service, self.requests))
         self._abandoned.inc(service.abandoned_before)
         service.follow(self._follow)
 
@@ -68,12 +58,12 @@ class AgentMetrics:
     def _follow(self, before: Session, event: Event, after: Session, effects: tuple[Effect, ...]) -> None:
         kind = type(event)
         if kind in _ANSWERS:
-            number, step, began_at = self._under_way.pop(after.name, (0, "", 0.0))
-            if number == event.order:  # type: ignore[union-attr]  # answers have one
-                self._observers[step](max(event.at - began_at, 0.0))
-        for effect in effects:
-            if type(effect) in _ORDERS:
-                self._under_way[after.name] = (effect.number, type(effect).__name__, event.at)  # type: ignore[union-attr]
+            begun = self._under_way.pop(after.name, None)
+            if begun is not None and begun[0] == event.order:  # type: ignore[union-attr]  # answers have one
+                self._steps.add(begun[1], max(event.at - begun[2], 0.0))
+        # Replies and a timer come before the order, of which there is one at most.
+        if effects and type(order := effects[-1]) in _ORDERS:
+            self._under_way[after.name] = (order.number, type(order), event.at)  # type: ignore[union-attr]
         if after.phase is not before.phase:
             self._count_phase(before, after)
         if kind is Abandoned and after is not before:
@@ -104,12 +94,17 @@ class AgentMetrics:
 class _Now(Collector):
     """The numbers of now."""
 
-    def __init__(self, service: AgentService) -> None:
+    def __init__(self, service: AgentService, requests: Counts[tuple[str, int]]) -> None:
         self._service = service
+        self._requests = requests
 
     def collect(self) -> Iterator[Metric]:
         """Read them."""
         service = self._service
+        requests = CounterMetricFamily("inspan_requests", "Answered requests.", labels=("request", "status"))
+        for (what, status), count in self._requests.items():
+            requests.add_metric((what, str(status)), count)
+        yield requests
         sessions = GaugeMetricFamily("inspan_sessions", "Kept sessions, by phase.", labels=("phase",))
         counts, runs = Counts(service.phases.values()), service.run_phases()
         for phase in Phase:
@@ -132,7 +127,7 @@ class CountRequests:
 
     def __init__(self, app: ASGIApp, metrics: AgentMetrics) -> None:
         self._app = app
-        self._count = cache(lambda what, status: metrics.requests.labels(what, status).inc)
+        self._requests = metrics.requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See the ASGI specification."""
@@ -143,7 +138,7 @@ class CountRequests:
 
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._count(what, message["status"])()
+                self._requests[what, message["status"]] += 1
             await send(message)
 
         await self._app(scope, receive, counted)
