@@ -220,7 +220,8 @@ BROKEN = {
     ],
     "a_deadline_ends_its_tools": [completed_when(lambda run: run.timed_out)],
     "tools_keep_the_tasks_home": [
-        running("start_new_session=True", "start_new_session=True, env=dict(os.environ, HOME=HERE)")
+        running("start_new_session=True", "start_new_session=True, env=dict(os.environ, HOME=HERE)"),
+        running("start_new_session=True", "start_new_session=True, env=dict(os.environ, XDG_DATA_HOME=HERE)"),
     ],
 }
 
@@ -259,7 +260,7 @@ SAYS = {
     "malformed_arguments_are_kept": ["became"],
     "unknown_tools_are_not_run": ["by another tool", "became []"],
     "a_deadline_ends_its_tools": ["the deadline fired"],
-    "tools_keep_the_tasks_home": ["not the task's HOME"],
+    "tools_keep_the_tasks_home": ["not the task's HOME", "XDG folders are"],
 }
 """What each complaint holds: a plugin that fails for another reason proves nothing."""
 

@@ -26,6 +26,8 @@ SPOILT: Mapping[Literal["huge", "link", "fifo"], str] = {
 COLLECT_TIMEOUT_S = 60.0
 MALFORMED = '{"path": "a'
 NO_TOOL = "no_such_tool"
+FOLDERS = 'echo "$HOME:$XDG_CONFIG_HOME:$XDG_CACHE_HOME:$XDG_DATA_HOME:$XDG_STATE_HOME"'
+FOLDERS_LIMIT_BYTES = 64 * 1024
 
 
 async def a_run_completes(case: HarnessCase) -> None:
@@ -245,14 +247,17 @@ async def a_deadline_ends_its_tools(case: HarnessCase) -> None:
 
 
 async def tools_keep_the_tasks_home(case: HarnessCase) -> None:
-    """A file that a tool writes below ~ is there for the verification."""
+    """A file that a tool writes below ~ is there for the verification, and so are the XDG folders."""
     if case.shell_call is None:
         return
-    write = case.shell_call("echo kept > ~/of-the-tool")
+    write = case.shell_call(f"{FOLDERS} > ~/of-the-tool")
     async with case.episode(Reply(calls=[("call_1", *write)]), Reply(text=ANSWER)) as episode:
         await episode.run()
-        kept = await episode.sight.tree([episode.home])
-        expect(f"{episode.home}/of-the-tool" in kept, "a tool's ~ is not the task's HOME")
+        path = f"{episode.home}/of-the-tool"
+        expect(path in await episode.sight.tree([episode.home]), "a tool's ~ is not the task's HOME")
+        told = (await episode.sandbox.download(path, limit_bytes=FOLDERS_LIMIT_BYTES)).data
+        theirs = (await episode.sandbox.exec(["sh", "-c", FOLDERS], timeout_s=30.0)).stdout
+        expect(told == theirs, f"a tool's HOME and XDG folders are {told!r}, the task's are {theirs!r}")
 
 
 def _proven(run: Run) -> None:
