@@ -25,7 +25,7 @@ from inspan_runtime.testing.sandbox_check_support import (
 
 MIB = 1024 * 1024
 CONCURRENT_EXECS = 50
-ARRIVAL_S = 30.0
+ARRIVAL_S = 60.0
 OUTPUT_MIB = 20
 # Variables that a sandbox may well have with the server's value.
 SHARED_VARIABLES = {

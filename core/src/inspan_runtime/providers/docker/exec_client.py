@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 
 import anyio
 from anyio.abc import ByteReceiveStream, Process
@@ -14,7 +15,7 @@ from inspan_runtime.providers.docker.marked import MarkedStream
 CHUNK_BYTES = 256 * 1024
 READ_BYTES = 1024 * 1024
 
-Body = Callable[[], AsyncIterator[bytes]]
+Body = Callable[[], AsyncGenerator[bytes, None]]
 
 
 def body_of(data: bytes) -> Body | None:
@@ -22,7 +23,7 @@ def body_of(data: bytes) -> Body | None:
     if not data:
         return None
 
-    async def chunks() -> AsyncIterator[bytes]:
+    async def chunks() -> AsyncGenerator[bytes, None]:
         for start in range(0, len(data), READ_BYTES):
             yield data[start : start + READ_BYTES]
 
@@ -43,8 +44,9 @@ async def follow(process: Process, body: Body | None, out: MarkedStream, err: Ma
 async def _feed(process: Process, body: Body) -> None:
     assert process.stdin is not None
     try:
-        async for chunk in body():
-            await process.stdin.send(chunk)
+        async with aclosing(body()) as chunks:
+            async for chunk in chunks:
+                await process.stdin.send(chunk)
         await process.stdin.aclose()
     except (anyio.BrokenResourceError, anyio.ClosedResourceError):  # The command does not read.
         pass

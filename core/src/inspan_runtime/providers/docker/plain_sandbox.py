@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 
 import anyio
@@ -251,7 +251,7 @@ class PlainSandbox:
         async with await anyio.open_file(source, "rb") as file:
             size = os.fstat(file.wrapped.fileno()).st_size
 
-            async def chunks() -> AsyncIterator[bytes]:
+            async def chunks() -> AsyncGenerator[bytes, None]:
                 left = size
                 while left and (data := await file.read(min(READ_BYTES, left))):
                     left -= len(data)
