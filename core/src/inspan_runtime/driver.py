@@ -175,17 +175,19 @@ class SessionDriver:
             if self._mailbox:
                 self._work_mailbox()
 
-    async def post(self, event: Event) -> None:
+    async def post(self, event: Event, problem: JournalError | None = None) -> None:
         """Take one event that nobody would bring again, however long the journal cannot be written."""
         pause_s = FIRST_JOURNAL_PAUSE_S
         while True:
+            if problem is not None:
+                log.error("session %s waits for its journal: %s", self.session.name, problem)
+                await anyio.sleep(pause_s)
+                pause_s = min(pause_s * 2, LAST_JOURNAL_PAUSE_S)
             try:
                 self.deliver(event)
                 return
             except JournalError as error:
-                log.error("session %s waits for its journal: %s", self.session.name, error)
-            await anyio.sleep(pause_s)
-            pause_s = min(pause_s * 2, LAST_JOURNAL_PAUSE_S)
+                problem = error
 
     @property
     def busy(self) -> bool:
@@ -268,7 +270,7 @@ class SessionDriver:
             if waiter is not None:
                 waiter.fail(error)
         elif isinstance(error, JournalError):
-            self._spawn(partial(self.post, event))
+            self._spawn(partial(self.post, event, error))
         else:
             log.warning("%s", error)
 
