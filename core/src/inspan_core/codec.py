@@ -21,7 +21,14 @@ from inspan_core.json_text import canonical_text, parse_json, problem
 from inspan_core.observation_rules import OBSERVATION_CHECKS
 from inspan_core.observations import AgentObservationBundle
 from inspan_core.structuring import build_converter, url_fields
-from inspan_core.wire import REQUEST_DEFAULTS, ResponsesRequest, SeedRequest
+from inspan_core.wire import (
+    DESCRIPTOR_LENGTH,
+    REQUEST_DEFAULTS,
+    TOOL_ACCESSES_LIMIT,
+    DirectSandboxConnection,
+    ResponsesRequest,
+    SeedRequest,
+)
 
 __all__ = ["decode", "encode", "encode_observations", "normalised_digest", "parse_json"]
 
@@ -99,7 +106,16 @@ def _field_names(kind: type) -> tuple[str, ...]:
     return tuple(attrs.fields_dict(kind))
 
 
+def _check_connection(connection: DirectSandboxConnection, data: dict[str, Any]) -> None:
+    if len(canonical_text(connection.descriptor)) > DESCRIPTOR_LENGTH:
+        message = f"must have at most {DESCRIPTOR_LENGTH} characters as JSON"
+        raise fault("too_long", message, None, "descriptor")
+
+
 def _check_seed(seed: SeedRequest, data: dict[str, Any]) -> None:
+    if len(seed.tool_accesses) > TOOL_ACCESSES_LIMIT:
+        message = f"must have at most {TOOL_ACCESSES_LIMIT} entries"
+        raise fault("too_long", message, None, "tool_accesses")
     names = [access.name for access in seed.tool_accesses]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
@@ -114,6 +130,7 @@ def _keep_raw(request: ResponsesRequest, data: dict[str, Any]) -> None:
 
 
 _CHECKS: Mapping[type, Callable[[Any, Any], None]] = {
+    DirectSandboxConnection: _check_connection,
     SeedRequest: _check_seed,
     ResponsesRequest: _keep_raw,
     **OBSERVATION_CHECKS,

@@ -13,6 +13,11 @@ from inspan_core.faults import Fault, Faults, fault
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f]*")
 
+URL_LENGTH = 8192
+HEADERS_LIMIT = 100
+HEADERS_LENGTH = 64 * 1024
+"""Of all names and values together. Most servers take 8 to 16 KiB."""
+
 
 def constraint_check(constraint: Constraint) -> Callable[[Any], None]:
     """What raises `Faults` for a value of the right type that breaks the constraint."""
@@ -40,6 +45,8 @@ def _whole_check(constraint: Whole) -> Callable[[int], None]:
     def check(number: int) -> None:
         if constraint.minimum is not None and number < constraint.minimum:
             raise fault("greater_than_equal", f"must be {constraint.minimum} or more", number)
+        if constraint.maximum is not None and number > constraint.maximum:
+            raise fault("less_than_equal", f"must be {constraint.maximum} or less", number)
 
     return check
 
@@ -62,6 +69,8 @@ def _text_check(constraint: Text) -> Callable[[str], None]:
 
 
 def _check_url(text: str) -> None:
+    if len(text) > URL_LENGTH:
+        raise fault("string_too_long", f"must have at most {URL_LENGTH} characters", text)
     try:
         parts = urlsplit(text)
         host = parts.hostname
@@ -75,6 +84,10 @@ def _check_url(text: str) -> None:
 
 
 def _check_headers(headers: Mapping[str, str]) -> None:
+    if len(headers) > HEADERS_LIMIT:
+        raise fault("too_long", f"must have at most {HEADERS_LIMIT} entries", None)
+    if sum(len(name) + len(value) for name, value in headers.items()) > HEADERS_LENGTH:
+        raise fault("too_long", f"must have at most {HEADERS_LENGTH} characters in all", None)
     faults: list[Fault] = []
     for name, value in headers.items():
         if not _HEADER_NAME.fullmatch(name):

@@ -36,21 +36,26 @@ class Whole:
 
     Attributes:
         minimum: The least value, or None.
+        maximum: The greatest value, or None.
         numeric_text: Whether a string of decimal digits counts, as the servers in the field take it.
     """
 
     minimum: int | None = None
+    maximum: int | None = None
     numeric_text: bool = False
 
 
 @frozen
 class HttpUrl:
-    """An absolute http or https URL with a host. Two that differ in the final slash are the same."""
+    """An absolute http or https URL with a host, of bounded length.
+
+    Two that differ in the final slash are the same.
+    """
 
 
 @frozen
 class HeaderMap:
-    """Header or cookie names and values that cannot break out of their line."""
+    """Header or cookie names and values that cannot break out of their line, bounded in number and size."""
 
 
 Constraint = Text | Whole | HttpUrl | HeaderMap

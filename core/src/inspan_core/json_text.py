@@ -16,6 +16,7 @@ MAX_DEPTH = 100
 INPUT_TEXT_LIMIT = 200
 INPUT_ITEM_LIMIT = 10
 INPUT_DEPTH_LIMIT = 4
+INPUT_BITS_LIMIT = 64
 
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _BRACKETS = bytes.maketrans(b"{}", b"[]")
@@ -42,6 +43,8 @@ def bounded(value: Any, depth: int = 0) -> Any:
         if depth == INPUT_DEPTH_LIMIT:
             return ["..."] if value else []
         return [bounded(item, depth + 1) for item in value[:INPUT_ITEM_LIMIT]]
+    if isinstance(value, int) and value.bit_length() > INPUT_BITS_LIMIT:
+        return f"<whole number of {value.bit_length()} bits>"
     if isinstance(value, bool | int | float) or value is None:
         return value
     return f"<{type(value).__name__}>"

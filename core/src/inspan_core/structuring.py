@@ -23,6 +23,7 @@ from inspan_core.json_shapes import is_array, is_object
 
 Hook = Callable[[Any, Any], Any]
 HookFactory = Callable[[Any], Hook]
+_END_OF_64_BITS = 2**63
 
 
 def build_converter(checks: Mapping[type, Callable[[Any, Any], None]]) -> Converter:
@@ -73,12 +74,19 @@ def _boolean(value: Any, _: Any) -> bool:
 def _whole(value: Any, _: Any) -> int:
     if type(value) is not int:
         raise fault("int_type", "must be a whole number", value)
-    return value
+    return _in_64_bits(value)
 
 
 def _number(value: Any, _: Any) -> float:
     if type(value) is not float and type(value) is not int:
         raise fault("float_type", "must be a number", value)
+    return value if type(value) is float else _in_64_bits(value)
+
+
+def _in_64_bits(value: Any) -> Any:
+    """A whole number that everybody can hold: Python's have no end."""
+    if not -_END_OF_64_BITS <= value < _END_OF_64_BITS:
+        raise fault("int_out_of_range", "must fit into 64 bits", value)
     return value
 
 

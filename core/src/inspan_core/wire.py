@@ -17,6 +17,12 @@ from inspan_core.observations import AgentObservationBundle
 ID_LENGTH = 256
 """Most characters of an id: it travels in URLs, cookies and file names."""
 
+TASK_LENGTH = 4096
+ATTEMPT_LIMIT = 999_999_999
+TOOL_ACCESSES_LIMIT = 100
+DESCRIPTOR_LENGTH = 64 * 1024
+"""Most characters of a sandbox's descriptor as JSON: it is kept with its session."""
+
 RolloutId = Annotated[
     str,
     Text(
@@ -38,7 +44,7 @@ class EpisodeId:
     """One attempt at one rollout."""
 
     rollout_id: RolloutId
-    attempt: Annotated[int, Whole(minimum=0, numeric_text=True)] = 0
+    attempt: Annotated[int, Whole(minimum=0, maximum=ATTEMPT_LIMIT, numeric_text=True)] = 0
 
     @property
     def capture_key(self) -> str:
@@ -50,8 +56,8 @@ class EpisodeId:
 class TaskId:
     """A task of a set of tasks."""
 
-    taskset: str
-    task_id: str
+    taskset: Annotated[str, Text(max_length=TASK_LENGTH)]
+    task_id: Annotated[str, Text(max_length=TASK_LENGTH)]
 
 
 @frozen(kw_only=True)
@@ -93,7 +99,7 @@ class DirectSandboxConnection:
     """How to reach a running sandbox: a provider block of our configuration and its descriptor."""
 
     kind: Literal["direct"]
-    provider_config_ref: str
+    provider_config_ref: Annotated[str, Text(max_length=ID_LENGTH)]
     descriptor: Mapping[str, Any]
 
 

@@ -247,3 +247,19 @@ def host_server(start):
     """It has the host path, whose runs fail: nothing answers as a model there."""
     with start("asyncio", host_execution=True) as started:
         yield started
+
+
+@pytest.mark.parametrize("digits", [10, 4000, 5000, 100_000])
+@pytest.mark.parametrize("sign", [b"", b"-"])
+def test_an_attempt_without_end_is_refused_wherever_it_is_said(server, raw, bodies, digits, sign):
+    number = sign + b"1" * digits
+    for path, body in (
+        ("/v1/agent_sessions", bodies.seed()),
+        ("/v1/agent_sessions/close", bodies.close()),
+        ("/run", {"responses_create_params": {"input": "hi"}, "episode_id": bodies.seed()["episode_id"]}),
+    ):
+        text = json.dumps(body).encode().replace(b'"attempt": 0', b'"attempt": ' + number)
+        answer = ask(server, raw, raw.request(path, text))
+        assert (answer.status, len(answer.body) < 1000) == (422, True), answer.body[:300]
+        assert "attempt" in answer.body.decode() or "json_invalid" in answer.body.decode()
+    assert server.service.phases == {}
