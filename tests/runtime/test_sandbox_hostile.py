@@ -239,6 +239,17 @@ async def test_names_that_no_file_can_have_are_unsafe(provider):
             await sandbox.exec(["echo", path], timeout_s=5)
 
 
+async def test_file_that_says_no_size_is_not_taken_for_whole(provider):
+    """The kernel's own files say 0; so may one that grows while it is read."""
+    async with opened(provider, make_spec) as sandbox:
+        whole = await sandbox.download("/proc/self/status", limit_bytes=100_000)
+        assert whole.data.endswith(b"\n") and (whole.size_bytes, whole.truncated) == (len(whole.data), False)
+        cut = await sandbox.download("/proc/self/status", limit_bytes=100)
+        assert (len(cut.data), cut.size_bytes, cut.truncated) == (100, 100, True)
+        await sandbox.upload("/exact", b"x" * 100)
+        assert not (await sandbox.download("/exact", limit_bytes=100)).truncated
+
+
 async def test_odd_names_are_names(provider):
     async with opened(provider, make_spec) as sandbox:
         for name in ("a\nb", "\udcff\udcfe", "x" * 255, "-rf", "*", " ", "'\"$(id)`"):

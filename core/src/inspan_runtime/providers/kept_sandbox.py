@@ -138,8 +138,7 @@ class KeptSandbox:
                 raise TooLarge(f"{path} has {_text(reply)} bytes, the limit is {limit_bytes}")
             _check_file(reply, path, self.sandbox_id)
             data = await call.chunks(limit_bytes)
-        size = int(reply[1])
-        return FileContent(data=data, size_bytes=size, truncated=size > limit_bytes)
+        return _content(data, int(reply[1]), limit_bytes)
 
     async def is_alive(self) -> bool:
         """See `inspan_core.sandbox.Sandbox.is_alive`."""
@@ -258,6 +257,13 @@ def _path(path: str) -> bytes:
         return os.fsencode(path)
     except UnicodeEncodeError as error:
         raise UnsafePath(f"{path!r} cannot be encoded: {error.reason}") from error
+
+
+def _content(data: bytes, size_bytes: int, limit_bytes: int) -> FileContent:
+    """Return what was read of a file that said its size before: it may have grown, the kernel's say 0."""
+    grew_to_limit = size_bytes < len(data) == limit_bytes
+    size_bytes = max(size_bytes, len(data))
+    return FileContent(data=data, size_bytes=size_bytes, truncated=grew_to_limit or size_bytes > limit_bytes)
 
 
 def _text(reply: list[bytes]) -> str:

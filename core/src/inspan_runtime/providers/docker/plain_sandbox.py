@@ -35,7 +35,7 @@ from inspan_runtime.providers.docker.exec_client import (
     read_more,
 )
 from inspan_runtime.providers.docker.marked import MarkedStream
-from inspan_runtime.providers.kept_sandbox import _bytes, _path, _timeout, _variable
+from inspan_runtime.providers.kept_sandbox import _bytes, _content, _path, _timeout, _variable
 from inspan_runtime.providers.ways import Way
 
 START_SLACK_S = 30.0
@@ -296,9 +296,7 @@ class PlainSandbox:
         _check(result, path, self.sandbox_id)
         if not said.isdigit():
             raise SandboxTransportError(f"{what}: its size was not understood")
-        return FileContent(
-            data=result.stdout[:limit_bytes], size_bytes=int(said), truncated=int(said) > limit_bytes
-        )
+        return _content(result.stdout[:limit_bytes], int(said), limit_bytes)
 
     async def is_alive(self) -> bool:
         """See `inspan_core.sandbox.Sandbox.is_alive`: one that is paused is there."""
