@@ -114,8 +114,9 @@ async def stage_in_argv(context):
 
 async def stage_for_all_to_read(context):
     await context.upload_text("copy.json", json.dumps({"key": context.model_key}), mode=0o644)
-    await context.sandbox.exec(["chmod", "755", context.session_dir], timeout_s=5)
-    return await inspan_echo.inspan_stage(context)
+    command = await inspan_echo.inspan_stage(context)
+    await context.upload_text("sandbox_runner.py", RUNNER.replace("HERE, 0o700", "HERE, 0o755"))
+    return command
 
 
 async def collect_through_links(context):

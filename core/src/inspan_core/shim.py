@@ -270,6 +270,19 @@ class Run:
         selector.close()
 
 
+def take_order(folder: str) -> Dict[str, Any]:
+    """Read ``input.json`` and delete it: it holds the key of the model.
+
+    The folder becomes private too, since programs write prompts into files that everybody may read.
+    """
+    os.chmod(folder, 0o700)
+    source = os.path.join(folder, "input.json")
+    with open(source, encoding="utf-8") as stream:
+        order = json.load(stream)  # type: Dict[str, Any]
+    os.unlink(source)
+    return order
+
+
 def main(runner: str, events: Callable[[str], Events] = Events) -> int:
     """Run the order of ``input.json``; ends as the program ended.
 
@@ -282,10 +295,7 @@ def main(runner: str, events: Callable[[str], Events] = Events) -> int:
     """
     rename_process(NAME)
     folder = os.path.dirname(os.path.abspath(runner))
-    source = os.path.join(folder, "input.json")
-    with open(source, encoding="utf-8") as stream:
-        order = json.load(stream)
-    os.unlink(source)
+    order = take_order(folder)
     run = Run(folder, events)
     started = time.time()
     output = {"return_code": None, "error": None, "started_at": started}  # type: Dict[str, Any]

@@ -57,6 +57,7 @@ def hide() -> None:
 
 
 def take_input() -> Dict[str, Any]:
+    os.chmod(HERE, 0o700)  # Most programs write prompts into files that everybody may read.
     path = os.path.join(HERE, "input.json")
     with open(path, encoding="utf-8") as file:
         task: Dict[str, Any] = json.load(file)

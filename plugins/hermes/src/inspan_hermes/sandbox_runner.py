@@ -15,7 +15,6 @@ Written into the session folder as the run goes::
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -43,10 +42,7 @@ def main() -> int:
         0 when Hermes came to an end of its own, 143 when it was stopped, 70 when it did not start.
     """
     shim.rename_process(NAME)
-    source = os.path.join(FOLDER, "input.json")
-    with open(source, encoding="utf-8") as stream:
-        order = json.load(stream)
-    os.unlink(source)
+    order = shim.take_order(FOLDER)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: stop.set())
