@@ -26,6 +26,9 @@ from attrs import frozen
 class Timer(Enum):
     """What a timer is for: retention of an answer or fence, a retried close, the life of an owned sandbox."""
 
+    # As for `inspan_core.session.Phase`: identity will do, and Enum's own hash is dear in table look-ups.
+    __hash__ = object.__hash__
+
     WINDOW = "window"
     RETRY = "retry"
     LEASE = "lease"

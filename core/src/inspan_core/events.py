@@ -177,6 +177,9 @@ class Abandoned:
 class Signal(Enum):
     """What the climb of a ladder, or a late answer, tells the session."""
 
+    # As for `inspan_core.session.Phase`: identity will do, and Enum's own hash is dear in table look-ups.
+    __hash__ = object.__hash__
+
     PUBLISHED = "Published"
     SETUP_FAILED = "SetupFailed"
     RUN_ENDED = "RunEnded"

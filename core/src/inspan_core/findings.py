@@ -28,6 +28,9 @@ class CollectResult(Enum):
     and ``UNAVAILABLE`` that there was nothing left to copy from.
     """
 
+    # As for `inspan_core.session.Phase`: identity will do, and Enum's own hash is dear in table look-ups.
+    __hash__ = object.__hash__
+
     OK = "ok"
     LIMIT = "limit"
     ERROR = "error"
@@ -38,6 +41,9 @@ class CollectResult(Enum):
 
 class Outcome(Enum):
     """What the harness's artifacts say about the run, as its parser found."""
+
+    # As for `inspan_core.session.Phase`: identity will do, and Enum's own hash is dear in table look-ups.
+    __hash__ = object.__hash__
 
     COMPLETED = "completed"
     INCOMPLETE = "incomplete"

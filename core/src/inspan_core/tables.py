@@ -296,6 +296,9 @@ ANSWERS: dict[type, frozenset[type]] = {
 class Goal(Enum):
     """What a ladder leads to."""
 
+    # As for `inspan_core.session.Phase`: identity will do, and Enum's own hash is dear in table look-ups.
+    __hash__ = object.__hash__
+
     SETUP = "set up"
     FINALIZE = "finalize"
     RELEASE_BORROWED = "release, borrowed"

@@ -134,7 +134,9 @@ class HarnessWork:
         if self.owned is None:
             raise RequestRefused("there is neither sandbox_access nor a configured sandbox_provider")
         spec = self.owned.spec
-        spec = evolve(spec, reach=tuple(dict.fromkeys((*spec.reach, *loopback_urls(self.tool_accesses)))))
+        if self.tool_accesses:
+            reach = dict.fromkeys((*spec.reach, *loopback_urls(self.tool_accesses)))
+            spec = evolve(spec, reach=tuple(reach))
         sandbox = await self._reach(
             self.owned.provider,
             lambda provider: create_with_runtimes(

@@ -131,6 +131,10 @@ printf ', "workdir": "%s"}\\n' $kind
 """
 
 
+_PARTS = tuple(re.split(r"@(\w+)@", SCRIPT))
+"""Cut up once, for each seed fills it in: every second part is the name of words."""
+
+
 def preflight_script(
     *,
     places: Sequence[str],
@@ -165,7 +169,9 @@ def preflight_script(
         "most_ready": (str(MOST_READY),),
         "word_file": (f"{SHARED_PATH}/{WORD_FILE}",),
     }
-    return re.sub(r"@(\w+)@", lambda found: _quoted(tuple(words[found[1]])), SCRIPT)
+    parts = list(_PARTS)
+    parts[1::2] = [_quoted(tuple(words[name])) for name in _PARTS[1::2]]
+    return "".join(parts)
 
 
 def quote(text: str) -> str:

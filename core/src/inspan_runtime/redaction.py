@@ -45,6 +45,8 @@ def _grant_secrets(grants: Iterable[ToolAccess]) -> Iterator[str]:
 
 def redacted(artifacts: Artifacts, secrets: Iterable[str]) -> Artifacts:
     """The artifacts without the secrets, also where they stand in JSON text, or in JSON text within it."""
+    if not artifacts.files:
+        return artifacts
     forms = {form.encode() for secret in secrets for form in _forms(secret)}
     files = dict(artifacts.files)
     for form in sorted(forms, key=len, reverse=True):

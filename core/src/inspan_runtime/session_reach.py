@@ -73,6 +73,8 @@ class SessionReach:
 
     def inside(self, url: str) -> str:
         """The URL as it is used in the sandbox."""
+        if not self.opened:
+            return url
         for server in loopback_url(url):
             way = self.opened.get(server)
             if way is not None and way.url != server:

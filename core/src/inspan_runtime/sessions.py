@@ -276,25 +276,23 @@ class SessionTable:
             self._journal.keep(session_id, name, None if pack is None else pack(), secret=secret)
 
     def _follow(self, before: Session, event: Event, session: Session, effects: tuple[Effect, ...]) -> None:
-        self._keep_house(before, session)
+        if self._moved is not None:
+            self._moved.set()
+            self._moved = None
+        if session.phase is not before.phase or session.phase is Phase.NEW:
+            self._keep_house(session)
         self.recovery.follow(session)
         for follow in self.followers:
             follow(before, event, session, effects)
 
-    def _keep_house(self, before: Session, session: Session) -> None:
+    def _keep_house(self, session: Session) -> None:
         """Retain what a close leaves, drop what is back at NEW, and bound the fences of ids never seeded."""
-        if self._moved is not None:
-            self._moved.set()
-            self._moved = None
         session_id, phase = session.name, session.phase
         if phase is Phase.NEW:
             # Also when nothing changed: a request that was refused must not leave a record.
             self._fences.pop(session_id, None)
             self._drop(session_id)
-            return
-        if phase is before.phase:
-            return
-        if phase is Phase.FENCED:
+        elif phase is Phase.FENCED:
             self._fences[session_id] = None
             if len(self._fences) > self._settings.fence_limit:
                 self._drop(self._fences.popitem(last=False)[0])

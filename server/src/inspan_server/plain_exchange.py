@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from attrs import define, field
@@ -11,6 +11,10 @@ from inspan_server.plain_http import Head, answer_head, has_body
 
 TAKE_BODY = "inspan.take_body"
 """The extension by which an application gets a body that has come, without the clock that a wait needs."""
+
+CLIENT = "inspan.client"
+"""The extension by which an application learns by a call, and not from `receive`, that its client has left: an
+`inspan_runtime.waiting.Client`."""
 
 DISCONNECTED = {"type": "http.disconnect"}
 _CHUNKED = (b"transfer-encoding", b"chunked")
@@ -26,6 +30,9 @@ class Wire(Protocol):
 
     is_last: bool
     """No request is taken after this one."""
+
+    on_end: Callable[[], None] | None
+    """Called once, when it is known that nothing more comes."""
 
     def take(self, most: int) -> bytes:
         """Bytes that have come, no more than so many."""
@@ -82,6 +89,17 @@ class Exchange:
             return None
         body, self._to_read, self.is_read = self._wire.take(self._to_read), 0, True
         return body
+
+    def watch(self, gone: Callable[[], None]) -> None:
+        """See `inspan_runtime.waiting.Client`; for a request whose body was read."""
+        if self._wire.is_at_end:
+            gone()
+        else:
+            self._wire.on_end = gone
+
+    def unwatch(self) -> None:
+        """Watch no more."""
+        self._wire.on_end = None
 
     async def receive(self) -> dict[str, Any]:
         """See the ASGI specification."""

@@ -25,6 +25,7 @@ from inspan_runtime.waiting import Gone, WaiterGone, unless_gone
 from inspan_server.agent.bodies import JsonResponse, read_body, read_json_body, refusal
 from inspan_server.agent.compat_run import CompatRuns, decode_run
 from inspan_server.agent.cookie_middleware import marker_of, set_marker
+from inspan_server.plain_exchange import CLIENT
 
 CLIENT_GONE_STATUS = 499
 """Nobody reads it; it is what proxies log for a client that went away."""
@@ -163,12 +164,12 @@ async def _unless_gone(request: Request, call: Callable[[Gone], Awaitable[Answer
         ClientDisconnect: The client is gone.
     """
 
-    async def gone() -> None:
+    async def disconnected() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
     try:
-        return await call(gone)
+        return await call(request.scope.get("extensions", {}).get(CLIENT, disconnected))
     except WaiterGone as error:
         raise ClientDisconnect from error
     except JournalError as error:
