@@ -8,6 +8,7 @@ import pytest
 
 from inspan_core.errors import SandboxError
 from inspan_core.sandbox import SandboxSpec
+from inspan_runtime.providers.docker.engine import needed_limits
 from inspan_runtime.testing.private_engine import NoEngine, private_docker, private_podman
 from inspan_runtime.testing.sandbox_checks import SANDBOX_CHECKS, CheckFailed
 
@@ -50,6 +51,28 @@ def podman_engine():
     """A private podman storage, with images."""
     with engine_or_skip("podman", private_podman) as engine:
         yield engine
+
+
+@pytest.fixture(params=["docker", pytest.param("podman", marks=pytest.mark.full)])
+def any_engine(request):
+    """Either of them, with what is made there undone."""
+    engine = request.getfixturevalue(f"{request.param}_engine")
+    yield engine
+    for name in engine.names():
+        engine.run("unpause", name, check=False)
+    engine.remove_all()
+
+
+@pytest.fixture
+def start_theirs(any_engine):
+    """Start a container of others', whose first process collects nobody, as they often are."""
+
+    def start(name, *options):
+        limits = needed_limits() if any_engine.name == "podman" else []
+        argv = ["run", "--detach", f"--name={name}", "--network=none", *limits, *options]
+        any_engine.run(*argv, "inspan-busybox", "sleep", "600")
+
+    return start
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,6 @@ from inspan_core.errors import (
     UsageError,
 )
 from inspan_runtime.providers.docker import plain_scripts as scripts
-from inspan_runtime.providers.docker.engine import needed_limits
 from inspan_runtime.providers.docker.marked import MarkedStream
 from inspan_runtime.providers.docker.provider import DockerProvider
 from inspan_runtime.testing.sandbox_check_support import EXEC_TIMEOUT_S, is_running, out, sh
@@ -35,30 +34,16 @@ def anyio_backend():
     return "asyncio"
 
 
-@pytest.fixture(params=["docker", pytest.param("podman", marks=pytest.mark.full)])
-def engine(request):
-    made = request.getfixturevalue(f"{request.param}_engine")
-    yield made
-    made.remove_all()
-
-
-def start(engine, name, *options):
-    """A container whose first process collects nobody, as they often are."""
-    limits = needed_limits() if engine.name == "podman" else []
-    argv = ["run", "--detach", f"--name={name}", "--network=none", *limits, *options]
-    engine.run(*argv, "inspan-busybox", "sleep", "600")
-
-
 @pytest.fixture
-def container(engine):
+def container(start_theirs):
     name = f"theirs-{secrets.token_hex(4)}"
-    start(engine, name, "--workdir=/root", "--env=THEIRS=yes")
+    start_theirs(name, "--workdir=/root", "--env=THEIRS=yes")
     return name
 
 
 @pytest.fixture
-def provider(engine, tmp_path):
-    options = {"engine": engine.name, "engine_options": list(engine.options)}
+def provider(any_engine, tmp_path):
+    options = {"engine": any_engine.name, "engine_options": list(any_engine.options)}
     return DockerProvider({**options, "runtime_dir": str(tmp_path / "run")})
 
 
@@ -85,25 +70,25 @@ class TestContainer:
         again = await provider.connect(sandbox.descriptor)
         assert again.descriptor == sandbox.descriptor
 
-    async def test_is_left_alone(self, provider, container, engine, tmp_path):
+    async def test_is_left_alone(self, provider, container, any_engine, tmp_path):
         sandbox = await provider.connect({"sandbox_id": container})
         await sandbox.disconnect()
         await provider.aclose()
-        assert engine.names() == [container]
+        assert any_engine.names() == [container]
         assert await provider.list({}) == []
         assert not list((tmp_path / "run").rglob("meta.json"))
 
-    async def test_is_stopped_when_told(self, provider, container, engine):
+    async def test_is_stopped_when_told(self, provider, container, any_engine):
         sandbox = await provider.connect({"sandbox_id": container})
         await sandbox.stop()
         await sandbox.stop()
-        assert engine.names() == [] and not await sandbox.is_alive()
+        assert any_engine.names() == [] and not await sandbox.is_alive()
 
-    async def test_that_is_no_more_is_gone(self, provider, container, engine):
+    async def test_that_is_no_more_is_gone(self, provider, container, any_engine):
         with pytest.raises(SandboxGone):
             await provider.connect({"sandbox_id": "no-such-container"})
         sandbox = await provider.connect({"sandbox_id": container})
-        engine.run("kill", container)
+        any_engine.run("kill", container)
         with pytest.raises(SandboxGone):
             await sandbox.exec(["true"], timeout_s=20)
         with pytest.raises(SandboxGone):
@@ -111,15 +96,15 @@ class TestContainer:
         with pytest.raises(SandboxGone):
             await provider.connect({"sandbox_id": container})
 
-    async def test_another_of_its_name_is_another(self, provider, container, engine):
+    async def test_another_of_its_name_is_another(self, provider, container, any_engine, start_theirs):
         sandbox = await provider.connect({"sandbox_id": container})
-        engine.run("rm", "--force", container)
-        start(engine, container)
+        any_engine.run("rm", "--force", container)
+        start_theirs(container)
         with pytest.raises(SandboxGone):
             await sandbox.exec(["true"], timeout_s=20)
         assert not await sandbox.is_alive()
 
-    async def test_clients_death_is_not_the_commands(self, provider, container, engine):
+    async def test_clients_death_is_not_the_commands(self, provider, container, any_engine):
         """Its deadline is kept inside, whoever watches."""
         sandbox = await provider.connect({"sandbox_id": container})
         mark = f"1{int.from_bytes(os.urandom(4), 'big')}"
@@ -139,7 +124,7 @@ class TestContainer:
 
             await becomes(started, "the command did not start")
             pid = await out(sandbox, "cat /tmp/pid")
-            for client in clients_with(engine, mark):
+            for client in clients_with(any_engine, mark):
                 os.kill(client, signal.SIGKILL)
         assert [type(error) for error in failures] == [SandboxTransportError]
         assert await is_running(sandbox, pid), "the command died with its client"

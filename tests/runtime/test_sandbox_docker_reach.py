@@ -35,16 +35,14 @@ class Docker:
 
 
 @pytest.fixture
-def container(docker_engine):
+def container(start_theirs):
     """One of busybox that shows the host's own Python."""
     if shutil.which(PYTHON) is None:
         pytest.skip(f"this host has no {PYTHON} to show inside")
     folders = ["/usr", *(one for one in ("/lib", "/lib64") if os.path.isdir(one))]
     mounts = [f"--volume={os.path.realpath(one)}:{one}:ro" for one in folders]
-    argv = ["run", "--detach", "--name=theirs", "--network=none", "--workdir=/task", *mounts]
-    docker_engine.run(*argv, "inspan-busybox", "sleep", "600")
-    yield "theirs"
-    docker_engine.run("rm", "--force", "theirs", check=False)
+    start_theirs("theirs", "--workdir=/root", *mounts)
+    return "theirs"
 
 
 async def ports(sandbox):
@@ -53,12 +51,13 @@ async def ports(sandbox):
     return {int(row.split()[1][-4:], 16) for row in rows if row.split()[3] == "0A"}
 
 
-async def test_its_session_reaches_the_model(container, docker_engine, tmp_path):
-    options = {"engine_options": list(docker_engine.options), "runtime_dir": str(tmp_path / "run")}
+async def test_its_session_reaches_the_model(container, any_engine, tmp_path):
+    options = {"engine": any_engine.name, "engine_options": list(any_engine.options)}
+    options |= {"runtime_dir": str(tmp_path / "run")}
     sandbox = await DockerProvider(options).connect({"sandbox_id": container})
     ended = {"agent_session_id": "s1", "episode_id": {"rollout_id": "r1", "attempt": 0}}
     connection = {"kind": "direct", "provider_config_ref": "box", "descriptor": {"sandbox_id": container}}
-    access = {"connection": connection, "workdir": "/task"}
+    access = {"connection": connection, "workdir": "/root"}
     seed = {**ended, "task_id": {"taskset": "t", "task_id": "x"}, "sandbox_access": access}
     gateway = create_gateway(parse_script({"*": REPLIES}), Capture())
     async with served(gateway, graceful_timeout_s=0.2) as model:
