@@ -90,10 +90,10 @@ async def _listen(serving: Serving) -> list[asyncio.Server]:
 
 async def _ended(serving: Serving, bound_s: float) -> None:
     """Wait for answers under way; what is not over by then is cut off."""
-    tasks = [connection.task for connection in serving.connections]
-    if not tasks:
-        return
-    _, late = await asyncio.wait(tasks, timeout=bound_s)
-    for task in late:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    loop = asyncio.get_running_loop()
+    ends_at = loop.time() + bound_s
+    while tasks := [connection.task for connection in serving.connections]:
+        _, late = await asyncio.wait(tasks, timeout=max(ends_at - loop.time(), 0.0))
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -6,6 +6,7 @@ There is one task for a connection and none for a request, and one timer that is
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from time import time
@@ -16,7 +17,7 @@ from wsgiref.handlers import format_date_time
 from attrs import define, field
 from hypercorn.config import Config
 
-from inspan_server.plain_exchange import TAKE_BODY, Exchange
+from inspan_server.plain_exchange import CLIENT, TAKE_BODY, Exchange
 from inspan_server.plain_http import Head, read_head
 
 READ_AHEAD_BYTES = 64 * 1024
@@ -28,6 +29,7 @@ LINGER_S = 1.0
 GOODBYE_S = 0.2
 """How long a client by TLS has to say goodbye, too."""
 
+log = logging.getLogger("inspan.http")
 HandOver = Callable[[asyncio.Transport, bytes, bool], Awaitable[None]]
 
 
@@ -69,8 +71,10 @@ class PlainConnection(asyncio.Protocol):
     """One connection. What is not documented here is asyncio's, or `Wire`'s."""
 
     def __init__(self, serving: Serving) -> None:
-        self.is_at_end = self._is_lost = self._is_over = self._has_unread_body = False
-        self.is_last = serving.is_ending
+        self.on_end: Callable[[], None] | None = None
+        self._is_lost = self._is_over = self._has_unread_body = False
+        # One that was still accepted while the server ends, ends too.
+        self.is_at_end = self.is_last = serving.is_ending
         self.date = serving.date
         self._serving = serving
         self._loop = asyncio.get_running_loop()
@@ -88,6 +92,7 @@ class PlainConnection(asyncio.Protocol):
         self._serving.connections.add(self)
         self._timer = self._loop.call_later(self._serving.config.keep_alive_timeout, self._look)
         self.task = self._loop.create_task(self._run())
+        self.task.add_done_callback(self._ended)  # Also if it is cancelled before it begins.
 
     def data_received(self, data: bytes) -> None:
         if self._is_over:
@@ -136,6 +141,9 @@ class PlainConnection(asyncio.Protocol):
     def wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+        if self.is_at_end and self.on_end is not None:
+            self.on_end()
+            self.on_end = None
 
     async def write(self, data: bytes) -> None:
         self._transport.write(data)
@@ -163,21 +171,23 @@ class PlainConnection(asyncio.Protocol):
         else:
             self._timer = self._loop.call_later(left_s, self._look)
 
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._timer.cancel()
+        self._transport.abort()
+        self._serving.connections.discard(self)
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            log.error("a connection failed", exc_info=failure)
+
     async def _run(self) -> None:
-        try:
-            is_plain = self._tls is None or self._tls.selected_alpn_protocol() != "h2"
-            if is_plain:
-                is_plain = await self._serve()
-            self._timer.cancel()
-            if is_plain:
-                await self._close()
-            else:
-                received, self._received = self._received, b""
-                await self._serving.hand_over(self._transport, received, self.is_at_end)
-        finally:
-            self._timer.cancel()
-            self._transport.abort()
-            self._serving.connections.discard(self)
+        is_plain = self._tls is None or self._tls.selected_alpn_protocol() != "h2"
+        if is_plain:
+            is_plain = await self._serve()
+        self._timer.cancel()
+        if is_plain:
+            await self._close()
+        else:
+            received, self._received = self._received, b""
+            await self._serving.hand_over(self._transport, received, self.is_at_end)
 
     async def _serve(self) -> bool:
         """Answer plain requests, to the end or to one that is not; whether it was the end."""
@@ -230,7 +240,7 @@ class PlainConnection(asyncio.Protocol):
             "client": self._client,
             "server": self._server,
             "state": self._serving.state.copy(),
-            "extensions": {TAKE_BODY: exchange.take_body},
+            "extensions": {TAKE_BODY: exchange.take_body, CLIENT: exchange},
         }
 
     async def _close(self) -> None:
