@@ -16,7 +16,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,7 @@ class BubblewrapProvider:
                 f"root: {spec.root!r} needs a writable root, which only root can have here"
             )
         check_user_namespaces()
-        _logger.warning("bubblewrap sandbox of %s: %s", key, NOTICE.format(workdir=spec.workdir))
+        say_read_only()
         try:
             return await create(partial(self._plan, spec, bwrap, False))
         except KeeperRefused as error:
@@ -217,6 +217,12 @@ class BubblewrapProvider:
 
 
 WHOLE = HostView(hidden=(), empty=(), files=(), inner_mounts=())
+
+
+@cache
+def say_read_only() -> None:
+    """Warn once in a process; each sandbox's descriptor says it again."""
+    _logger.warning("bubblewrap sandboxes: %s", NOTICE.format(workdir="the workdir"))
 
 
 def find_bubblewrap(given: str | None) -> str:
