@@ -180,6 +180,7 @@ BROKEN = {
         running('record("model_asked")', TITLE),
         running('model=model["name"]', 'model="another"'),
     ],
+    "offered_tools_are_declared": [declaring(builtin_tools=frozenset({"shell"}))],
     "the_key_is_the_episodes": [
         running('"Bearer " + model["key"]', '"Bearer of-the-server"'),
         running('record("model_asked")', 'record("model_asked", key=model["key"])'),
@@ -248,6 +249,7 @@ SAYS = {
     "a_run_completes": ["outcome FAILED", "answer is not in the response"],
     "answers_come_from_model_calls": ["was never called", "made up"],
     "every_call_is_of_the_rollout": ["requests outside", "another"],
+    "offered_tools_are_declared": ["offered ['bash']"],
     "the_key_is_the_episodes": ["does not carry", "hold the model's key"],
     "the_caller_is_supervised": ["has left the group"],
     "prompt_and_key_stay_out_of_sight": ["the prompt", "others may read it"],

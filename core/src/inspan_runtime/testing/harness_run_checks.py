@@ -67,6 +67,15 @@ async def every_call_is_of_the_rollout(case: HarnessCase) -> None:
         expect(named == run.parse_input.model_name, f"a call asks for the model {named!r}")
 
 
+async def offered_tools_are_declared(case: HarnessCase) -> None:
+    """Every tool that the model is offered is one of builtin_tools: no grant can take its name."""
+    run = await case.whole_run()
+    for call in run.model.calls:
+        named = {name for tool in call.body.get("tools") or () if (name := _name_of(tool)) is not None}
+        unknown = sorted(named - case.harness.spec.builtin_tools)
+        expect(not unknown, f"the model is offered {unknown}, which builtin_tools does not have")
+
+
 async def the_key_is_the_episodes(case: HarnessCase) -> None:
     """Every call of the model is authorised by the key of this episode, and artifacts do not hold it."""
     async with case.episode(Reply(text=ANSWER)) as episode:
@@ -273,6 +282,12 @@ def _not_completed(run: Run, why: str) -> None:
     expect(run.parsed.outcome is not Outcome.COMPLETED, f"{why}, and the parser says completed")
 
 
+def _name_of(tool: Any) -> str | None:
+    """What a tool is called in either API; the model server's own tools have no name."""
+    name = tool.get("function", tool).get("name")
+    return name if isinstance(name, str) else None
+
+
 def _outputs(body: Any) -> str:
     """What a request tells the model of its tools, in either API."""
     messages = [each for each in body.get("messages", []) if each.get("role") == "tool"]
@@ -293,6 +308,7 @@ RUN_CHECKS: list[Check] = [
     a_run_completes,
     answers_come_from_model_calls,
     every_call_is_of_the_rollout,
+    offered_tools_are_declared,
     the_key_is_the_episodes,
     the_caller_is_supervised,
     prompt_and_key_stay_out_of_sight,
