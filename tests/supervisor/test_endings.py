@@ -38,6 +38,8 @@ trap 'setsid sleep 1000 & sleep 1000 & (setsid sleep 1000 &) ; exit 5' TERM
 while :; do sleep 1000 & wait $!; done
 """,
 }
+GRACES_S = {"ignores TERM": 0.3, "forks on TERM": 2.0}
+"""Of those that use theirs up, alone or by a child in the group; the others end before it does."""
 CELLS = [
     ("exits", "natural", 3),
     ("kills itself", "natural", -9),
@@ -55,7 +57,7 @@ CELLS = [
 def test_who_dies_and_who_lives(supervised, kit, harness, ending, return_code, drain):
     timeout_s = 4 if ending == "deadline" else 60
     script = CHILDREN + HARNESSES[harness]
-    supervisor = supervised.run(script, timeout_s=timeout_s, grace_s=0.3, drain=drain)
+    supervisor = supervised.run(script, timeout_s=timeout_s, grace_s=GRACES_S.get(harness, 10.0), drain=drain)
     pids = {name: supervised.pid(name) for name in EVERYBODY}
     for name in ADOPTED:
         kit.adopted(pids[name], supervisor.pid)

@@ -163,7 +163,13 @@ DRAINING = (
             "while (found := os.waitid(os.P_PID, self.leader, PEEK))",
         ),
     ),
-    mutant("a process is dead with its first thread", HEADLESS, (" or int(fields[17]) > 1", "")),
+    # Whoever is dead and cannot be waited for makes the look another one, with a chase before it.
+    mutant(
+        "a process is dead with its first thread",
+        HEADLESS,
+        (" or int(fields[17]) > 1", ""),
+        (" and dead <= self.held", ""),
+    ),
     mutant(
         "a zombie counts as living",
         probes.a_held_zombie_does_not_block,
