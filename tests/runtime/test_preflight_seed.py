@@ -118,3 +118,14 @@ async def test_a_seed_looks_once(tmp_path):
             assert looks == ["sh"]
             close = CloseRequest(agent_session_id="s", episode_id=EPISODE)
             assert (await service.close(close, Cookie.SAME)).status == 200
+
+
+@pytest.mark.parametrize(("ttl_s", "warns"), [(600.0, True), (1e6, False), (None, False)])
+async def test_sandbox_that_may_end_before_its_run_is_told_at_seed(ttl_s, warns, tmp_path, caplog):
+    async with service_of(Choosy(SandboxNeeds()), tmp_path, ttl_s=ttl_s) as service:
+        with anyio.fail_after(30):
+            assert (await service.seed(SEED, "d", Cookie.ABSENT)).status == 200
+            said = "session s: ttl_s is 600, but installation and run may take 22500 seconds"
+            assert (said in caplog.text) is warns
+            close = CloseRequest(agent_session_id="s", episode_id=EPISODE)
+            assert (await service.close(close, Cookie.SAME)).status == 200

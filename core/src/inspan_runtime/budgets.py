@@ -39,3 +39,14 @@ def resolve_agent_timeout(metadata: Mapping[str, str] | None, ceiling: float) ->
 def owned_sandbox_ttl_s(install_timeout_s: float, runner_timeout_s: float) -> float:
     """How long an owned sandbox may live when the configuration names no ``ttl_s``."""
     return install_timeout_s + runner_timeout_s + OWNED_SANDBOX_MARGIN_S
+
+
+def lifetime_fault(ttl_s: float | None, install_timeout_s: float, runner_timeout_s: float) -> str | None:
+    """Say that an owned sandbox may end before its run does; None where it cannot."""
+    needed_s = install_timeout_s + runner_timeout_s
+    if ttl_s is None or ttl_s >= needed_s:
+        return None
+    return (
+        f"ttl_s is {ttl_s:g}, but installation and run may take {needed_s:g} seconds: "
+        "the sandbox may end before its run"
+    )

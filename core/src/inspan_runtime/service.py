@@ -23,7 +23,7 @@ from inspan_core.plugins import Plugins
 from inspan_core.relay import Harness
 from inspan_core.session import Phase
 from inspan_core.wire import CloseRequest, SeedRequest
-from inspan_runtime.budgets import resolve_agent_timeout
+from inspan_runtime.budgets import lifetime_fault, resolve_agent_timeout
 from inspan_runtime.contents import Record, error_answer, to_answer
 from inspan_runtime.driver_needs import Follow
 from inspan_runtime.grants import check_grants, effective_tool_accesses, usable_grants
@@ -300,9 +300,20 @@ class AgentService(SessionViews):
         grants = effective_tool_accesses(body, self.settings.tool_accesses)
         skipped = check_grants(self.harness.spec, grants)
         check_place(body, self._owned, self._providers)
+        self._warn_of_lifetime(body)
         work = self._work(body)
         work.gaps.extend(skipped)
         return self._sessions.add_seeded(body, work)
+
+    def _warn_of_lifetime(self, seed: SeedRequest) -> None:
+        if self._owned is None or seed.sandbox_access is not None:
+            return
+        settings = self.settings
+        fault = lifetime_fault(
+            self._owned.spec.ttl_s, settings.session.install_timeout_s, settings.run_timeout_s
+        )
+        if fault is not None:
+            log.warning("session %s: %s", seed.agent_session_id, fault)
 
     def _work(self, seed: SeedRequest) -> HarnessWork:
         return HarnessWork(
