@@ -8,7 +8,7 @@ from math import inf
 import anyio
 
 from inspan_core.effects import Order, Reply
-from inspan_runtime.waiting import Gone
+from inspan_runtime.waiting import Bell, Gone
 
 
 class Flight:
@@ -96,13 +96,13 @@ class Waiter:
                 self._wake = scope.cancel
                 await gone()
             return
-        answered = anyio.Event()
-        self._wake = answered.set
+        bell = Bell()
+        self._wake = bell.ring
         if gone is None:
-            await answered.wait()
+            await bell.wait()
             return
-        gone.watch(answered.set)
+        gone.watch(bell.ring)
         try:
-            await answered.wait()
+            await bell.wait()
         finally:
             gone.unwatch()

@@ -52,15 +52,20 @@ class GrantPlan:
         )
 
 
+NO_GRANTS = GrantPlan(usable=())
+
+
 def plan_grants(spec: HarnessSpec, grants: Iterable[ToolAccess]) -> GrantPlan:
     """Decide by their names and kinds which grants the harness gets.
 
     Of several of kind ``direct_http`` it gets one, since a request's functions do not say whose they are: a
     required one before an optional one, and the episode's before the configuration's.
     """
+    given = tuple(grants)
+    if not given:
+        return NO_GRANTS
     usable: list[ToolAccess] = []
     unusable: list[tuple[ToolAccess, str]] = []
-    given = tuple(grants)
     owner = _owner_of_functions(given)
     for grant in given:
         if grant.name in spec.builtin_tools:

@@ -86,7 +86,7 @@ class SandboxInstaller:
         self._workdir = workdir
         self._lease_s = lease_s
         is_host = sandbox.descriptor.get("isolation") == "none"
-        hosts = str(cache.shared.folder.absolute())
+        hosts = str(cache.shared.folder.absolute()) if is_host else ""
         # Without isolation a sandbox sees the host's folder where it is; `roots` says that it shall not.
         self._shared = hosts if is_host and roots is None else None
         places = (hosts, *DEFAULT_ROOTS) if is_host else DEFAULT_ROOTS

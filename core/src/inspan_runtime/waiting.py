@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeAlias, TypeVar
 
@@ -28,6 +29,34 @@ Gone: TypeAlias = Callable[[], Awaitable[None]] | Client
 """A callable returns when whoever waits has gone away, or is cancelled when the reply is there."""
 
 
+class Bell:
+    """Rings once, for one who waits; on asyncio it is a bare future, which costs half of an event."""
+
+    __slots__ = ("_event", "_future")
+
+    def __init__(self) -> None:
+        self._event: anyio.Event | None = None
+        self._future: asyncio.Future[None] | None = None
+        try:
+            self._future = asyncio.get_running_loop().create_future()
+        except RuntimeError:
+            self._event = anyio.Event()
+
+    def ring(self) -> None:
+        """End the wait."""
+        if self._event is not None:
+            self._event.set()
+        elif self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+    async def wait(self) -> None:
+        """Wait until it rings."""
+        if self._event is not None:
+            await self._event.wait()
+        elif self._future is not None:
+            await self._future
+
+
 class WaiterGone(InspanError):
     """Whoever waited for a reply went away first; what was asked for goes on."""
 
@@ -37,10 +66,10 @@ async def wait_gone(gone: Gone) -> None:
     if callable(gone):
         await gone()
         return
-    left = anyio.Event()
-    gone.watch(left.set)
+    bell = Bell()
+    gone.watch(bell.ring)
     try:
-        await left.wait()
+        await bell.wait()
     finally:
         gone.unwatch()
 
