@@ -6,7 +6,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from inspan_core import HarnessSpec, hookimpl, load_plugins
 from inspan_core.errors import SandboxError
+from inspan_core.harness import SandboxNeeds
 from inspan_core.sandbox import SandboxSpec
 from inspan_runtime.providers.docker.engine import needed_limits
 from inspan_runtime.testing.private_engine import NoEngine, private_docker, private_podman
@@ -114,3 +116,51 @@ def find_defect(tmp_path, monkeypatch):
                 await (await inner.connect(descriptor)).stop()
 
     return find
+
+
+class SeedOnly:
+    """A harness with needs, which is never activated; it counts its installations."""
+
+    def __init__(self, needs):
+        self.needs = needs
+        self.installed = 0
+
+    @hookimpl
+    def inspan_harness(self):
+        return HarnessSpec(
+            name="seed-only",
+            version="1",
+            model_api="chat_completions",
+            level=2,
+            request_fields={"input": "applied", "metadata": "applied"},
+            needs=self.needs,
+        )
+
+    @hookimpl
+    async def inspan_install(self, context):
+        self.installed += 1
+        await context.installer.target()
+        return {}
+
+    @hookimpl
+    async def inspan_stage(self, context):
+        raise AssertionError("never activated")
+
+    @hookimpl
+    async def inspan_collect(self, context):
+        raise AssertionError("never activated")
+
+    @hookimpl
+    def inspan_parse(self, run):
+        raise AssertionError("never activated")
+
+
+@pytest.fixture
+def seed_only():
+    """Make a harness that is only seeded, as the plugin and as what a service takes."""
+
+    def make(**needs):
+        plugin = SeedOnly(SandboxNeeds(**needs))
+        return plugin, load_plugins(extra=[plugin], entry_points=False).harness("seed-only")
+
+    return make

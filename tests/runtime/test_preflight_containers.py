@@ -10,7 +10,6 @@ from functools import partial
 import anyio
 import pytest
 
-from inspan_core import HarnessSpec, hookimpl, load_plugins
 from inspan_core.errors import ConfigError, SandboxCreateError, UnsupportedTarget
 from inspan_core.findings import Cookie
 from inspan_core.sandbox import SandboxSpec
@@ -43,33 +42,6 @@ def anyio_backend():
     return "asyncio"
 
 
-class Harness:
-    """It takes what it is given, and needs nothing."""
-
-    @hookimpl
-    def inspan_harness(self):
-        fields = {"input": "applied", "metadata": "applied"}
-        return HarnessSpec(
-            name="any", version="1", model_api="chat_completions", level=2, request_fields=fields
-        )
-
-    @hookimpl
-    async def inspan_install(self, context):
-        return {}
-
-    @hookimpl
-    async def inspan_stage(self, context):
-        raise AssertionError("never activated")
-
-    @hookimpl
-    async def inspan_collect(self, context):
-        raise AssertionError("never activated")
-
-    @hookimpl
-    def inspan_parse(self, run):
-        raise AssertionError("never activated")
-
-
 @pytest.fixture
 def make_provider(docker_engine, tmp_path, mounted_interpreters):
     def make(**options):
@@ -95,46 +67,50 @@ def theirs(docker_engine):
     docker_engine.run("rm", "--force", "theirs", check=False)
 
 
-async def seeded(make_provider, tmp_path, *, again=None):
-    """Seed into the container `theirs`; return the answers, the last after `again`."""
-    service = AgentService(
-        load_plugins(extra=[Harness()], entry_points=False).harness("any"),
-        {"box": make_provider},
-        ServiceSettings(
-            model_base_url="http://192.0.2.1:9", model_name="none", session=Settings(close_step_timeout_s=9.0)
-        ),
-        cache=RuntimeCache(tmp_path / "cache", client_env={}),
-    )
-    connection = DirectSandboxConnection(
-        kind="direct", provider_config_ref="box", descriptor={"sandbox_id": "theirs", "workdir": "/task"}
-    )
-    seed = SeedRequest(
-        agent_session_id="s",
-        episode_id=EPISODE,
-        task_id=TaskId(taskset="t", task_id="x"),
-        sandbox_access=SandboxAccess(connection=connection, workdir="/task"),
-    )
-    answers = []
-    async with service:
-        with anyio.fail_after(LIMIT_S):
-            answers.append(await service.seed(seed, "d", Cookie.ABSENT))
-            if again is not None:
-                again()
-                answers.append(await service.seed(seed, "d", Cookie.ABSENT))
-            close = CloseRequest(agent_session_id="s", episode_id=EPISODE)
-            assert (await service.close(close, Cookie.ABSENT)).status == 200
-    return answers
+@pytest.fixture
+def seeded(make_provider, tmp_path, seed_only):
+    async def seed(again=None):
+        """Seed into the container `theirs`; return the answers, the last after `again`."""
+        service = AgentService(
+            seed_only()[1],
+            {"box": make_provider},
+            ServiceSettings(
+                model_base_url="http://192.0.2.1:9",
+                model_name="none",
+                session=Settings(close_step_timeout_s=9.0),
+            ),
+            cache=RuntimeCache(tmp_path / "cache", client_env={}),
+        )
+        connection = DirectSandboxConnection(
+            kind="direct", provider_config_ref="box", descriptor={"sandbox_id": "theirs", "workdir": "/task"}
+        )
+        request = SeedRequest(
+            agent_session_id="s",
+            episode_id=EPISODE,
+            task_id=TaskId(taskset="t", task_id="x"),
+            sandbox_access=SandboxAccess(connection=connection, workdir="/task"),
+        )
+        answers = []
+        async with service:
+            with anyio.fail_after(LIMIT_S):
+                answers.append(await service.seed(request, "d", Cookie.ABSENT))
+                if again is not None:
+                    again()
+                    answers.append(await service.seed(request, "d", Cookie.ABSENT))
+                close = CloseRequest(agent_session_id="s", episode_id=EPISODE)
+                assert (await service.close(close, Cookie.ABSENT)).status == 200
+        return answers
+
+    return seed
 
 
 FILLED = "dd if=/dev/zero of=/tmp/big bs=1k count=99 2>/dev/null; true"
 
 
-async def test_session_of_a_task_that_removed_its_folder_is_closed(
-    make_provider, theirs, docker_engine, tmp_path
-):
+async def test_session_of_a_task_that_removed_its_folder_is_closed(seeded, theirs, docker_engine):
     theirs()
     remove = partial(docker_engine.run, "exec", "theirs", "rm", "-rf", "/task")
-    first, second = await seeded(make_provider, tmp_path, again=remove)
+    first, second = await seeded(remove)
     assert (first.status, second.status) == (200, 200)
 
 
@@ -149,19 +125,17 @@ async def test_session_of_a_task_that_removed_its_folder_is_closed(
     ],
     ids=["noexec", "full", "read-only", "file", "workdir"],
 )
-async def test_container_that_cannot_carry_it_is_refused(
-    make_provider, theirs, tmp_path, options, script, words
-):
+async def test_container_that_cannot_carry_it_is_refused(seeded, theirs, options, script, words):
     theirs(*options, script=script)
-    (answer,) = await seeded(make_provider, tmp_path)
+    (answer,) = await seeded()
     assert answer.status == 422 and words in answer.body["detail"], answer
 
 
-async def test_paused_container_is_an_error_to_be_tried_again(make_provider, theirs, docker_engine, tmp_path):
+async def test_paused_container_is_an_error_to_be_tried_again(seeded, theirs, docker_engine):
     theirs()
     docker_engine.run("pause", "theirs")
     go_on = partial(docker_engine.run, "unpause", "theirs")
-    first, second = await seeded(make_provider, tmp_path, again=go_on)
+    first, second = await seeded(go_on)
     assert first.status == 503 and "theirs is paused" in first.body["detail"], first
     assert second.status == 200, second
 

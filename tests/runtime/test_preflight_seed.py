@@ -3,9 +3,8 @@
 import anyio
 import pytest
 
-from inspan_core import HarnessSpec, SandboxSpec, hookimpl, load_plugins
+from inspan_core import SandboxSpec
 from inspan_core.findings import Cookie
-from inspan_core.harness import SandboxNeeds
 from inspan_core.session import Settings
 from inspan_core.wire import CloseRequest, EpisodeId, SeedRequest, TaskId
 from inspan_runtime.harness_work import OwnedSandbox
@@ -24,47 +23,10 @@ def anyio_backend():
     return "asyncio"
 
 
-class Choosy:
-    """A harness with needs; it counts its installations."""
-
-    def __init__(self, needs):
-        self.needs = needs
-        self.installed = 0
-
-    @hookimpl
-    def inspan_harness(self):
-        return HarnessSpec(
-            name="choosy",
-            version="1",
-            model_api="chat_completions",
-            level=2,
-            request_fields={"input": "applied", "metadata": "applied"},
-            needs=self.needs,
-        )
-
-    @hookimpl
-    async def inspan_install(self, context):
-        self.installed += 1
-        await context.installer.target()
-        return {}
-
-    @hookimpl
-    async def inspan_stage(self, context):
-        raise AssertionError("never activated")
-
-    @hookimpl
-    async def inspan_collect(self, context):
-        raise AssertionError("never activated")
-
-    @hookimpl
-    def inspan_parse(self, run):
-        raise AssertionError("never activated")
-
-
 def service_of(harness, tmp_path, wrapped=WrappedSandbox, **spec):
     provider = of(wrapped)(LocalProvider({"runtime_dir": str(tmp_path / "run")}))
     return AgentService(
-        load_plugins(extra=[harness], entry_points=False).harness("choosy"),
+        harness,
         {"box": lambda: provider},
         ServiceSettings(
             model_base_url="http://127.0.0.1:9",
@@ -79,31 +41,31 @@ def service_of(harness, tmp_path, wrapped=WrappedSandbox, **spec):
 @pytest.mark.parametrize(
     ("needs", "words"),
     [
-        (SandboxNeeds(programs=("sh", "no-such-program")), "it has no no-such-program"),
-        (SandboxNeeds(free_mib=1e12), "MiB free"),
+        ({"programs": ("sh", "no-such-program")}, "it has no no-such-program"),
+        ({"free_mib": 1e12}, "MiB free"),
     ],
 )
-async def test_sandbox_that_lacks_what_is_needed_is_refused(needs, words, tmp_path):
-    harness = Choosy(needs)
+async def test_sandbox_that_lacks_what_is_needed_is_refused(needs, words, tmp_path, seed_only):
+    plugin, harness = seed_only(**needs)
     async with service_of(harness, tmp_path) as service:
         with anyio.fail_after(30):
             answer = await service.seed(SEED, "d", Cookie.ABSENT)
             assert answer.status == 422 and words in answer.body["detail"], answer
-            assert harness.installed == 0
+            assert plugin.installed == 0
         assert list((tmp_path / "run/local").iterdir()) == [], "the sandbox of a refused seed lives"
 
 
-async def test_fit_sandbox_is_installed_into(tmp_path):
-    harness = Choosy(SandboxNeeds(programs=("sh", "cat"), free_mib=1))
+async def test_fit_sandbox_is_installed_into(tmp_path, seed_only):
+    plugin, harness = seed_only(programs=("sh", "cat"), free_mib=1)
     async with service_of(harness, tmp_path) as service:
         with anyio.fail_after(30):
             assert (await service.seed(SEED, "d", Cookie.ABSENT)).status == 200
-            assert harness.installed == 1
+            assert plugin.installed == 1
             close = CloseRequest(agent_session_id="s", episode_id=EPISODE)
             assert (await service.close(close, Cookie.SAME)).status == 200
 
 
-async def test_a_seed_looks_once(tmp_path):
+async def test_a_seed_looks_once(tmp_path, seed_only):
     """What the installer wants to know is found by the same exec as what the harness wants."""
     looks = []
 
@@ -112,7 +74,7 @@ async def test_a_seed_looks_once(tmp_path):
             looks.append(argv[0])
             return await self.inner.exec(argv, **options)
 
-    async with service_of(Choosy(SandboxNeeds()), tmp_path, Counted) as service:
+    async with service_of(seed_only()[1], tmp_path, Counted) as service:
         with anyio.fail_after(30):
             assert (await service.seed(SEED, "d", Cookie.ABSENT)).status == 200
             assert looks == ["sh"]
@@ -121,8 +83,8 @@ async def test_a_seed_looks_once(tmp_path):
 
 
 @pytest.mark.parametrize(("ttl_s", "warns"), [(600.0, True), (1e6, False), (None, False)])
-async def test_sandbox_that_may_end_before_its_run_is_told_at_seed(ttl_s, warns, tmp_path, caplog):
-    async with service_of(Choosy(SandboxNeeds()), tmp_path, ttl_s=ttl_s) as service:
+async def test_sandbox_that_may_end_before_its_run_is_told_at_seed(ttl_s, warns, tmp_path, caplog, seed_only):
+    async with service_of(seed_only()[1], tmp_path, ttl_s=ttl_s) as service:
         with anyio.fail_after(30):
             assert (await service.seed(SEED, "d", Cookie.ABSENT)).status == 200
             said = "session s: ttl_s is 600, but installation and run may take 22500 seconds"
