@@ -91,6 +91,7 @@ class SqliteJournal:
         self._waiting = Waiting()
         self._waiting_secrets: dict[tuple[int, str], bytes | None] = {}
         self._without_secrets: list[int] = []
+        self._has_forgotten = False
         self._batch = Batch()
         self._due_at_records, self._due_at_bytes = BATCH_RECORDS, BATCH_BYTES
         self._group = GroupCommit(self._log, self._settled, self._undone) if sync == "full" else None
@@ -153,6 +154,7 @@ class SqliteJournal:
         if known is None:
             return
         self._waiting.forget(known.id)
+        self._has_forgotten = True
         if known.has_secrets:
             self._without_secrets.append(known.id)
 
@@ -160,7 +162,7 @@ class SqliteJournal:
         """Write what waits, remove what was forgotten, and overwrite what removed secrets left behind."""
         with self._usable():
             self._write_waiting()
-            if self._batch.forgotten:
+            if self._has_forgotten:
                 self._take_over()
             self._secrets.forget(self._without_secrets)
             self._without_secrets.clear()
@@ -254,6 +256,7 @@ class SqliteJournal:
             self._events.take(self._batch, self._log.last)
             self._batch = Batch()
             self._log.clear()
+            self._has_forgotten = bool(self._waiting)
             self._due_at_records, self._due_at_bytes = BATCH_RECORDS, BATCH_BYTES
             self._events.vacuum()
 
