@@ -10,10 +10,12 @@ import pytest
 
 import inspan_core.harness as harness
 import inspan_core.hookspecs as hookspecs
+from inspan_core.plugins import load_plugins
 from inspan_core.relay import HARNESS_HOOKS
 from inspan_runtime.testing.harness_checks import HARNESS_CHECKS
 from inspan_server.cli.parser import build_parser
 
+PLUGINS = ("pi", "codex", "hermes", "echo")
 HOOKS = [name for name in vars(hookspecs) if name.startswith("inspan_")]
 
 
@@ -64,3 +66,29 @@ def test_its_links_lead_somewhere(page, root):
     links = re.findall(r"\]\(([^)#]+)\)", page)
     assert links
     assert [link for link in links if not (root / "docs" / link).is_file()] == []
+
+
+@pytest.fixture(scope="module")
+def readmes(root):
+    return {name: (root / "plugins" / name / "README.md").read_text() for name in PLUGINS}
+
+
+def words(text):
+    """What stands in code marks, word by word."""
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    return {word for code in re.findall(r"`([^`]+)`", text) for word in re.findall(r"[A-Za-z0-9_]+", code)}
+
+
+@pytest.mark.parametrize("name", PLUGINS)
+def test_each_option_and_request_field_is_in_the_plugins_readme(readmes, name):
+    spec = load_plugins().harness(name).spec
+    assert {*spec.options, *spec.request_fields} - words(readmes[name]) == set()
+
+
+@pytest.mark.parametrize("name", PLUGINS)
+def test_each_gap_of_a_plugin_is_in_its_readme(root, readmes, name):
+    sources = [path.read_text() for path in (root / "plugins" / name / "src").rglob("*.py")]
+    found = {code for source in sources for code in re.findall(r"""gap\(\s*"(\w+)"|code="(\w+)\"""", source)}
+    codes = {code for pair in found for code in pair if code}
+    assert len(codes) >= 4
+    assert codes - words(readmes[name]) == set()
