@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 from attrs import define, field
 
@@ -103,8 +104,10 @@ class GroupCommit:
         running = self._running = anyio.Event()
         if self._one_at_a_time is None:
             self._one_at_a_time = anyio.CapacityLimiter(1)
-        group = list(self._queue)
         try:
+            # Others that are about to write share this one.
+            await anyio.lowlevel.checkpoint()
+            group = list(self._queue)
             await anyio.to_thread.run_sync(self._log.sync, limiter=self._one_at_a_time)
             self._settle(group)
         except OSError as error:
