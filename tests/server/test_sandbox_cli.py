@@ -56,7 +56,8 @@ async def called(*arguments, **options):
 
 @pytest.mark.anyio
 async def test_list_shows_providers_and_sandboxes_with_their_holders(runtime, tmp_path):
-    spec = SandboxSpec(workdir=str(tmp_path / "work"), ttl_s=60.0, labels={"episode": "seven"})
+    labels = {"episode": "seven", "odd": "\033[2J"}
+    spec = SandboxSpec(workdir=str(tmp_path / "work"), ttl_s=60.0, labels=labels)
     async with opened(LocalProvider({}), lambda: spec) as sandbox:
         run = await called("list", "--json")
         assert run.returncode == 0, run.stderr
@@ -66,9 +67,10 @@ async def test_list_shows_providers_and_sandboxes_with_their_holders(runtime, tm
         assert "mounts" in kinds["bubblewrap"] and "isolation" not in kinds["local"]
         (held,) = listed["sandboxes"]
         assert (held["sandbox_id"], held["holders"]) == (sandbox.sandbox_id, [os.getpid()])
-        assert held["labels"] == {"episode": "seven"}
+        assert held["labels"] == labels
         text = (await called("list")).stdout
         assert f"{sandbox.sandbox_id}  local  runs" in text and f"holders {os.getpid()}" in text
+        assert "odd=\N{REPLACEMENT CHARACTER}[2J" in text and "\033" not in text
     assert "no sandbox is there" in (await called("list")).stdout
 
 

@@ -14,6 +14,7 @@ from inspan_core.sandbox import SandboxProvider
 from inspan_runtime.providers.holding import HeldSandbox, HoldingProvider
 from inspan_runtime.testing.sandbox_checks import capabilities_of
 from inspan_server.cli.exit_codes import DONE, FAILED
+from inspan_server.cli.printable import printable
 from inspan_server.cli.sandbox_blocks import Block, Blocks
 
 Found = tuple[Block, SandboxProvider, HeldSandbox]
@@ -153,4 +154,5 @@ def _as_line(block: Block, held: HeldSandbox) -> str:
     age = "?" if held.age_s is None else f"{held.age_s:.0f} s"
     holders = ", ".join(map(str, held.holders)) or "none"
     labels = " ".join(f"{name}={value}" for name, value in held.labels.items())
-    return f"{held.sandbox_id}  {block.name}  {held.what}  age {age}  holders {holders}  {labels}".rstrip()
+    line = f"{held.sandbox_id}  {block.name}  {held.what}  age {age}  holders {holders}  {labels}".rstrip()
+    return printable(line)  # Labels of containers are anybody's.

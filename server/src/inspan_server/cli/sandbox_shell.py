@@ -15,11 +15,11 @@ from inspan_core.errors import ExecTimeout, ProviderUnavailable, SandboxError, S
 from inspan_core.sandbox import Sandbox, SandboxProvider
 from inspan_runtime.testing.sandbox_checks import capabilities_of
 from inspan_server.cli.exit_codes import DONE, FAILED
+from inspan_server.cli.printable import printable
 from inspan_server.cli.sandbox_blocks import Blocks, spec_for
 
 LINE_LIMIT_S = 3600.0
 WORKDIR = "/workspace"
-UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"
 # Where the line ended, and with what, comes behind a mark that nothing else prints.
 RUN = 'cd -- "$2" || exit; eval "$3"; code=$?; printf "\\n%s%s" "$1" "$PWD"; exit $code'
 
@@ -96,10 +96,10 @@ async def _talk(sandbox: Sandbox) -> int:
         try:
             folder = await _run_line(sandbox, folder, line)
         except SandboxGone as error:
-            print(error, file=sys.stderr)
+            print(printable(str(error)), file=sys.stderr)
             return FAILED
         except (ExecTimeout, SandboxError) as error:
-            print(error, file=sys.stderr)
+            print(printable(str(error)), file=sys.stderr)
 
 
 async def _line(prompt: str) -> str | None:
@@ -124,9 +124,6 @@ async def _run_line(sandbox: Sandbox, folder: str, line: str) -> str:
 
 def _print(data: bytes, into: Any) -> None:
     """Show output without what would command the terminal."""
-    text = data.decode("utf-8", "replace")
-    shown = "".join(
-        one if one.isprintable() or one in "\n\t" else "\N{REPLACEMENT CHARACTER}" for one in text
-    )
+    shown = printable(data.decode("utf-8", "replace"))
     if shown:
         print(shown, end="" if shown.endswith("\n") else "\n", file=into, flush=True)
