@@ -18,7 +18,7 @@ from attrs import define, field
 from hypercorn.config import Config
 
 from inspan_server.plain_exchange import CLIENT, TAKE_BODY, Exchange
-from inspan_server.plain_http import Head, read_head
+from inspan_server.plain_http import Head, may_become_plain, read_head
 
 READ_AHEAD_BYTES = 64 * 1024
 """More is left to the kernel until somebody takes it."""
@@ -195,7 +195,10 @@ class PlainConnection(asyncio.Protocol):
         while await self._has_data():
             head = read_head(self._received, limit_bytes)
             if head is None:
-                return False
+                if self.is_at_end or not may_become_plain(self._received, limit_bytes):
+                    return False
+                await self.changed()
+                continue
             self._idle_since = None
             self.take(head.size)
             if not await self._answer(head):

@@ -13,8 +13,10 @@ TAKE_BODY = "inspan.take_body"
 """The extension by which an application gets a body that has come, without the clock that a wait needs."""
 
 CLIENT = "inspan.client"
-"""The extension by which an application learns by a call, and not from `receive`, that its client has left: an
-`inspan_runtime.waiting.Client`."""
+"""The extension by which an application learns by a call, and not from `receive`, that its client has left.
+
+It is an `inspan_runtime.waiting.Client`.
+"""
 
 DISCONNECTED = {"type": "http.disconnect"}
 _CHUNKED = (b"transfer-encoding", b"chunked")

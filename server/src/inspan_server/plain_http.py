@@ -1,8 +1,8 @@
 """Plain HTTP/1.1: the requests that nearly all clients send, read and answered without a general parser.
 
-A plain request is a GET or POST of a path whose head came in one piece, with one Host, at most one
-Content-Length, no other framing, no upgrade and no expectation, in the grammar of RFC 9110 and 9112. Whatever
-differs in any way is not refused here: it is left to the general parser, which knows every rule.
+A plain request is a GET or POST of a path with one Host, at most one Content-Length, no other framing, no
+upgrade and no expectation, in the grammar of RFC 9110 and 9112. Whatever differs in any way is not refused
+here: it is left to the general parser, which knows every rule.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ HEADERS_LIMIT = 100
 _TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]++"
 _REQUEST = re.compile(rb"(GET|POST) (/[!-~]*+) HTTP/1\.1\r\n")
 _FIELD = re.compile(rb"(" + _TOKEN + rb"):[ \t]*+([\t -~\x80-\xff]*+)\r\n")
+_BEGINNINGS = (b"GET /", b"POST /")
 _FRAMING = frozenset({b"host", b"content-length", b"connection"})
 _NOT_PLAIN = frozenset({b"transfer-encoding", b"upgrade", b"expect"})
 _KEPT = frozenset({b"keep-alive", b"close"})
@@ -72,6 +73,11 @@ def read_head(data: bytes, limit_bytes: int) -> Head | None:
     if not is_plain or len(headers) > HEADERS_LIMIT:
         return None
     return Head(line[1].decode(), line[2], headers, end + 2, int(length), kept == b"close")
+
+
+def may_become_plain(data: bytes, limit_bytes: int) -> bool:
+    """Whether the rest of a plain head may still come, to data that `read_head` makes nothing of."""
+    return len(data) <= limit_bytes and data.startswith(_BEGINNINGS) and HEAD_END not in data
 
 
 def answer_head(

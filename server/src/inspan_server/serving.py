@@ -17,6 +17,7 @@ from inspan_server import listening
 from inspan_server.bounded_heads import bound_heads
 
 LOOPBACK = "127.0.0.1"
+BACKLOG = 512
 ANSWER_TIMEOUT_S = 60.0
 
 
@@ -43,7 +44,7 @@ async def served(
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((LOOPBACK, port))
         # Connections wait in the backlog from here on, so nobody has to poll for readiness.
-        listener.listen(512)
+        listener.listen(BACKLOG)
         bound_port = listener.getsockname()[1]
         stopping = anyio.Event()
         config = _config(listener, graceful_timeout_s, shutdown_timeout_s)
@@ -65,6 +66,7 @@ def _config(listener: socket.socket, graceful_timeout_s: float, shutdown_timeout
     config = Config()
     # Hypercorn closes the descriptor that it is given.
     config.bind = [f"fd://{listener.detach()}"]
+    config.backlog = BACKLOG
     config.graceful_timeout = graceful_timeout_s
     config.shutdown_timeout = shutdown_timeout_s
     config.accesslog = None

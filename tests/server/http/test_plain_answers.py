@@ -10,6 +10,7 @@ import anyio
 import anyio.from_thread
 import pytest
 
+from inspan_server.plain_exchange import TAKE_BODY
 from inspan_server.serving import served
 
 GET = b"GET /x%20y?q=1 HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -153,6 +154,22 @@ def test_who_wants_the_connection_closed_is_told_so():
     told = b"HTTP/1.1 200 \r\ncontent-length: 1\r\nconnection: close\r\n\r\nx"
     with running(app) as port:
         assert exchange(port, asked + GET, ends=False) == told
+
+
+@pytest.mark.parametrize("piece", [1, 7, 30])
+def test_a_head_that_comes_in_parts_is_plain_too(piece):
+    app, seen = answering(200, [], b"x")
+    data = post(b"abc")
+    with running(app) as port, socket.create_connection(("127.0.0.1", port), timeout=30) as wire:
+        wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(2):
+            for at in range(0, len(data), piece):
+                wire.sendall(data[at : at + piece])
+            received = b""
+            while not received.endswith(b"\r\n\r\nx"):
+                received += wire.recv(65536)
+    assert seen.bodies == [b"abc"] * 2
+    assert [TAKE_BODY in scope["extensions"] for scope in seen.scopes] == [True, True]
 
 
 def test_requests_after_one_that_is_not_plain_are_answered_too():

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inspan_server.plain_http import answer_head, read_head
+from inspan_server.plain_http import answer_head, may_become_plain, read_head
 
 LIMIT = 4096
 NAMES = ["Host", "content-length", "Content-Type", "Cookie", "CONNECTION", "Transfer-Encoding", "Upgrade",
@@ -93,10 +93,14 @@ def test_what_is_not_plain_is_left_to_the_general_parser(fields):
     assert read_head(head(*fields) + b"abc", LIMIT) is None
 
 
-def test_a_head_that_is_not_whole_is_left_to_the_general_parser():
-    whole = head("Host: a")
+def test_a_head_that_is_not_whole_may_become_plain():
+    whole = head("Host: a", line="GET / HTTP/1.1")
     assert [read_head(whole[:size], LIMIT) for size in range(len(whole))] == [None] * len(whole)
     assert read_head(whole, LIMIT) is not None
+    waits = [may_become_plain(whole[:size], LIMIT) for size in range(len(whole))]
+    assert waits == [size >= len(b"GET /") for size in range(len(whole))]
+    for other in (b"\x16\x03\x01", b"PRI * HTTP/2.0\r\n", b"GET /nothing\r\n\r\n", b"GET /" + b"a" * LIMIT):
+        assert not may_become_plain(other, LIMIT)
 
 
 @pytest.mark.parametrize("end", ["\n", "\r", "\r\n", "\0"])

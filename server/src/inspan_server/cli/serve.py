@@ -166,6 +166,7 @@ def http_config(config: AgentConfig, listener: socket.socket) -> Config:
     """What Hypercorn is told; it closes the listener's descriptor."""
     hypercorn = Config()
     hypercorn.bind = [f"fd://{listener.detach()}"]
+    hypercorn.backlog = BACKLOG
     hypercorn.graceful_timeout = GRACEFUL_TIMEOUT_S
     hypercorn.keep_alive_timeout = IDLE_TIMEOUT_S
     hypercorn.h11_max_incomplete_size = config.header_limit_bytes
