@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from functools import partial
 
 import httpx
@@ -25,7 +26,14 @@ def world(worlds, tmp_path, monkeypatch):
     return worlds(kind="local", sandbox_config={"workdir": str(tmp_path / "work")}, **LOCAL)
 
 
-def test_killed_with_fifty_sessions_and_a_quota_of_fifty_it_serves_others(world, bodies, wait_for):
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGTERM, marks=pytest.mark.full, id="SIGTERM"),
+        pytest.param(signal.SIGKILL, id="SIGKILL"),
+    ],
+)
+def test_ended_with_fifty_sessions_and_a_quota_of_fifty_it_serves_others(world, bodies, wait_for, number):
     """The journal knows each sandbox: none is lost, and none stands in the way of new work."""
 
     async def seed(http, number, prefix="s"):
@@ -43,7 +51,7 @@ def test_killed_with_fifty_sessions_and_a_quota_of_fifty_it_serves_others(world,
     assert asyncio.run(for_all(world, seed)) == [200] * MANY
     before = world.sandboxes()
     assert len(before) == MANY
-    world.kill()
+    assert world.end(number) == (0 if number == signal.SIGTERM else -number)
     world.start()
     wait_for(lambda: httpx.get(f"{world.url}/readyz").status_code == 200, "being ready")
     # The retried seeds are answered from the journal: the same sandboxes, and no other.
@@ -57,6 +65,16 @@ def test_killed_with_fifty_sessions_and_a_quota_of_fifty_it_serves_others(world,
     assert asyncio.run(for_all(world, partial(seed, prefix="t"), count=5)) == [200] * 5
     assert asyncio.run(for_all(world, partial(close, prefix="t"), count=5)) == [200] * 5
     assert world.sandboxes() == set()
+
+
+@pytest.mark.full
+def test_interrupted_with_fifty_sessions_it_closes_all_of_them(world, bodies):
+    async def seed(http, number):
+        answer = await http.post("/v1/agent_sessions", json=bodies.seed(f"s{number}", f"s{number}"))
+        return answer.status_code
+
+    assert asyncio.run(for_all(world, seed)) == [200] * MANY
+    assert (world.end(signal.SIGINT), world.sandboxes(), world.processes()) == (0, set(), [])
 
 
 def test_killed_while_fifty_are_being_set_up_it_reaps_them_before_it_admits_others(world, bodies, wait_for):
