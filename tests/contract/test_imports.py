@@ -16,7 +16,7 @@ ALLOWED = {
     "inspan_runtime.testing": {"inspan_core", "inspan_supervisor", "anyio", "attrs", "hypothesis"},
     "inspan_supervisor": set(),
     "inspan_server": {
-        "inspan_core", "inspan_runtime", "anyio", "attrs", "starlette", "hypercorn", "httpx", "yaml",
+        "inspan_core", "inspan_runtime", "anyio", "attrs", "starlette", "hypercorn", "h11", "httpx", "yaml",
         "prometheus_client",
     },
 }  # fmt: skip
