@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from anyio.from_thread import start_blocking_portal
 
+from inspan_runtime.testing.processes import is_dead
 from inspan_server.environment.demo_task import demo_script
 from inspan_server.model.capture import Capture
 from inspan_server.model.gateway import create_gateway
@@ -51,7 +52,7 @@ def children_of(pid):
             except OSError:
                 continue
             name, fields = stat[stat.index("(") : stat.rindex(")") + 1], stat[stat.rindex(")") + 2 :].split()
-            found.setdefault(int(fields[1]), []).append((int(entry), name, fields[0]))
+            found.setdefault(int(fields[1]), []).append((int(entry), name, is_dead(stat.encode())))
     return found.get(pid, [])
 
 
@@ -114,10 +115,10 @@ class Machine:
         deadline = time.monotonic() + 10
         while True:
             alive = self.ours()
-            for pid, _, state in alive:
-                if state == "Z":
+            for pid, _, dead in alive:
+                if dead:
                     os.waitpid(pid, os.WNOHANG)
-            alive = [child for child in alive if child[2] != "Z"]
+            alive = [child for child in alive if not child[2]]
             if not alive or time.monotonic() > deadline:
                 break
             time.sleep(0.02)
