@@ -85,9 +85,6 @@ class SqliteJournal:
         except (OSError, sqlite3.Error, JournalError) as error:
             os.close(self._lock)
             raise JournalError(f"the journal in {folder} cannot be used: {error}") from error
-        self._next_id = (
-            max(self._secrets.owners() | {known.id for known in self._known.values()}, default=0) + 1
-        )
         self._waiting = Waiting()
         self._waiting_secrets: dict[tuple[int, str], bytes | None] = {}
         self._without_secrets: list[int] = []
@@ -124,6 +121,7 @@ class SqliteJournal:
                 name: _Known(number, last + 1, number in owners)
                 for number, name, last in self._events.sessions()
             }
+            self._next_id = max(owners | {known.id for known in self._known.values()}, default=0) + 1
             # Only now, when all that it held is in the database.
             self._log = LogFile(path, last=self._events.taken, is_synced=sync == "full")
         except BaseException:
