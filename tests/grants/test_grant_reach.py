@@ -11,7 +11,7 @@ from inspan_core.errors import RequestRefused
 from inspan_core.harness import HarnessSpec
 from inspan_core.sandbox import SandboxSpec
 from inspan_runtime import grant_reach
-from inspan_runtime.grant_reach import loopback_urls, try_grants
+from inspan_runtime.grant_reach import ask_servers, judge_grants, loopback_urls, try_grants, url_problem
 from inspan_runtime.providers.bubblewrap import BubblewrapProvider
 from inspan_runtime.providers.local import LocalProvider
 
@@ -104,6 +104,27 @@ async def test_nobody_there_and_a_certificate_that_nobody_signed(sandbox, tool_s
         spoken = url.replace("http:", "https:")
         with pytest.raises(RequestRefused, match="cannot be reached from inside the sandbox"):
             await try_grants(sandbox, sys.executable, SPEC, [mcp_grant(f"{spoken}/mcp")])
+
+
+async def test_the_model_server_is_tried_by_the_same_command_as_the_grants(
+    sandbox, tool_server, mcp_grant, monkeypatch
+):
+    commands, run = [], sandbox.exec
+
+    async def counted(argv, **more):
+        commands.append(argv)
+        return await run(argv, **more)
+
+    monkeypatch.setattr(sandbox, "exec", counted)
+    async with tool_server() as (_, url):
+        grants = [mcp_grant(f"{url}/mcp"), mcp_grant("http://127.0.0.1:9/mcp", "gone", required=False)]
+        report = await ask_servers(sandbox, sys.executable, grants, url=f"{url}/v1")
+        assert len(commands) == 1
+        assert url_problem(report, f"{url}/v1") is None
+        assert [grant.name for grant in judge_grants(report, SPEC, grants).usable] == [grants[0].name]
+    report = await ask_servers(sandbox, sys.executable, [], url=f"{url}/v1")
+    assert "cannot be reached" in url_problem(report, f"{url}/v1")
+    assert await ask_servers(sandbox, sys.executable, []) == {} and len(commands) == 2
 
 
 async def test_optional_ones_are_left_out_all_within_one_bound(

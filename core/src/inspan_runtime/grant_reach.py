@@ -79,21 +79,43 @@ def loopback_url(url: str) -> tuple[str, ...]:
     return (f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port}",)
 
 
-async def try_grants(
-    sandbox: Sandbox, python: str, spec: HarnessSpec, grants: Sequence[ToolAccess]
-) -> TriedGrants:
-    """Connect to each granted server from inside the sandbox.
+Report = Mapping[str, Mapping[str, Any]]
+"""By name, what the probe says of each server; whom it says nothing of is not there."""
+
+
+async def ask_servers(
+    sandbox: Sandbox, python: str, grants: Sequence[ToolAccess], *, url: str | None = None
+) -> Report:
+    """Connect to each granted server, and to one by its URL, from inside the sandbox: all by one command.
 
     Args:
         python: An interpreter inside.
+        url: Any HTTP answer of its own will do.
 
     Raises:
-        RequestRefused: A required grant cannot be used; names it and says why.
         SandboxError: The sandbox failed.
     """
-    if not grants:
-        return TriedGrants(usable=())
-    report = await _probe(sandbox, python, [_order(grant) for grant in grants])
+    orders = [_order(grant) for grant in grants]
+    if url is not None:
+        orders.append({"name": url, "kind": "http", "url": url, "headers": {}, "limit_s": REQUIRED_LIMIT_S})
+    return await _probe(sandbox, python, orders) if orders else {}
+
+
+def url_problem(report: Report, url: str) -> str | None:
+    """What keeps the server at a URL from answering inside the sandbox, or None."""
+    found = report.get(url)
+    if found is None:
+        return "nothing is known of it"
+    problem = found.get("problem")
+    return None if problem is None else str(problem)[:REASON_LIMIT_CHARS]
+
+
+def judge_grants(report: Report, spec: HarnessSpec, grants: Sequence[ToolAccess]) -> TriedGrants:
+    """Which of the grants can be used.
+
+    Raises:
+        RequestRefused: A required grant cannot; names it and says why.
+    """
     usable, gaps = [], []
     for grant in grants:
         problem = _problem(report.get(grant.name), spec)
@@ -109,27 +131,22 @@ async def try_grants(
     return TriedGrants(usable=tuple(usable), gaps=tuple(gaps))
 
 
-async def try_url(sandbox: Sandbox, python: str, url: str) -> str | None:
-    """What keeps a server from answering HTTP inside the sandbox, or None: any answer of its own counts.
+async def try_grants(
+    sandbox: Sandbox, python: str, spec: HarnessSpec, grants: Sequence[ToolAccess]
+) -> TriedGrants:
+    """Connect to each granted server from inside the sandbox, and say which can be used.
 
     Args:
         python: An interpreter inside.
 
     Raises:
+        RequestRefused: A required grant cannot be used; names it and says why.
         SandboxError: The sandbox failed.
     """
-    order = {"name": url, "kind": "http", "url": url, "headers": {}, "limit_s": REQUIRED_LIMIT_S}
-    report = (await _probe(sandbox, python, [order])).get(url)
-    if report is None:
-        return "nothing is known of it"
-    problem = report.get("problem")
-    return None if problem is None else str(problem)[:REASON_LIMIT_CHARS]
+    return judge_grants(await ask_servers(sandbox, python, grants), spec, grants)
 
 
-async def _probe(
-    sandbox: Sandbox, python: str, orders: Sequence[Mapping[str, Any]]
-) -> Mapping[str, Mapping[str, Any]]:
-    """By name, what the probe says of each server; whom it says nothing of is not there."""
+async def _probe(sandbox: Sandbox, python: str, orders: Sequence[Mapping[str, Any]]) -> Report:
     source = _source()
     try:
         result = await sandbox.exec(

@@ -28,7 +28,7 @@ from inspan_core.sandbox import (
 )
 from inspan_core.wire import SeedRequest, ToolAccess
 from inspan_runtime.contexts import ArtifactContext, RunContext, SessionContext, is_transport_error
-from inspan_runtime.grant_reach import loopback_urls, try_grants
+from inspan_runtime.grant_reach import ask_servers, judge_grants, loopback_urls, url_problem
 from inspan_runtime.install import DEFAULT_LEASE_S, SandboxInstaller
 from inspan_runtime.install_cache import RuntimeCache
 from inspan_runtime.install_shared import create_with_runtimes
@@ -276,10 +276,14 @@ class HarnessWork:
         python = (await self._installer_of(room).target()).python or self.runtime.get("python")
         if self.tool_accesses and not isinstance(python, str):
             raise UnsupportedTarget("the sandbox has no Python 3.8 or newer, by which tool grants are tried")
-        if self.model_url is not None and isinstance(python, str):
-            await self.reached.try_model(room.connected, python, self.model_url)
+        sandbox, model_url, url = room.connected, self.model_url, None
+        if model_url is not None and isinstance(python, str):
+            url = self.reached.tried_url(sandbox, model_url)
         inside = self.reached.inside_grants(self.tool_accesses)
-        tried = await try_grants(room.connected, str(python), self.harness.spec, inside)
+        report = await ask_servers(sandbox, str(python), inside, url=url)
+        if model_url is not None and url is not None:
+            await self.reached.judge_model(model_url, url_problem(report, url))
+        tried = judge_grants(report, self.harness.spec, inside)
         names = [grant.name for grant in tried.usable]
         self.tool_accesses = tuple(grant for grant in self.tool_accesses if grant.name in names)
         self.gaps.extend(tried.gaps)

@@ -13,7 +13,7 @@ from attrs import define, evolve, field
 from inspan_core.errors import InspanError, ReachUnavailable, SandboxError, SandboxGone
 from inspan_core.sandbox import Reached, Sandbox, is_reaching
 from inspan_core.wire import McpAccess, ToolAccess
-from inspan_runtime.grant_reach import UNREACHED, grant_url, loopback_url, try_url
+from inspan_runtime.grant_reach import UNREACHED, grant_url, loopback_url
 
 _logger = logging.getLogger(__name__)
 HOST_TRY_S = 5.0
@@ -94,18 +94,23 @@ class SessionReach:
             return evolve(grant, connection=evolve(grant.connection, url=url))
         return evolve(grant, base_url=url)
 
-    async def try_model(self, sandbox: Sandbox, python: str, model_url: str) -> None:
-        """Connect to the model server from inside, where the sandbox has a network of its own.
+    def tried_url(self, sandbox: Sandbox, model_url: str) -> str | None:
+        """Where the model server is to be tried inside; None where a sandbox has no network of its own."""
+        can_reach = is_reaching(sandbox)
+        if not can_reach or sandbox.descriptor.get("isolation") == "none":
+            return None
+        return self.inside(model_url)
+
+    async def judge_model(self, model_url: str, problem: str | None) -> None:
+        """Refuse a session whose sandbox does not reach the model server.
+
+        Args:
+            problem: What was found when it was tried from inside, or None.
 
         Raises:
             ModelUnreachable: It is down or hangs.
             ReachUnavailable: This process reaches it, and the sandbox does not.
-            SandboxError: The sandbox failed.
         """
-        can_reach = is_reaching(sandbox)
-        if not can_reach or sandbox.descriptor.get("isolation") == "none":
-            return
-        problem = await try_url(sandbox, python, self.inside(model_url))
         if problem is None:
             return
         # What answers badly, or not in time, was reached.
