@@ -10,10 +10,19 @@ from pathlib import Path
 import pytest
 
 import inspan_runtime.providers.exec_agent as exec_agent
-from inspan_core.errors import ConfigError, ExecTimeout, MountConflict, ProviderUnavailable, UsageError
+from inspan_core.errors import (
+    ConfigError,
+    ExecTimeout,
+    MountConflict,
+    ProviderUnavailable,
+    SandboxGone,
+    SandboxTransportError,
+    UsageError,
+)
 from inspan_core.sandbox import Mount, SandboxSpec
 from inspan_runtime.providers import boot, builtin, state_folder
 from inspan_runtime.providers.bubblewrap import BubblewrapProvider, check_user_namespaces, explained
+from inspan_runtime.providers.docker.provider import DockerProvider
 from inspan_runtime.providers.exec_agent.frames import HEAD_LIMIT_BYTES, decode, encode
 from inspan_runtime.providers.host_root import view_of_host
 from inspan_runtime.providers.kept_sandboxes import KeeperRefused
@@ -86,6 +95,24 @@ async def test_specifications_that_do_not_fit_are_named(name, change, field, tmp
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("Error response from daemon: context deadline exceeded", SandboxTransportError),
+        ("Error: No such container: theirs", SandboxGone),
+        ("permission denied while trying to connect to the docker daemon socket", ProviderUnavailable),
+    ],
+)
+async def test_what_an_engine_says_of_others_containers_becomes_typed(tmp_path, said, kind):
+    """What is not known to be final can be tried again."""
+    engine = tmp_path / "engine"
+    engine.write_text(f"#!/bin/sh\n[ \"$1\" = --version ] && exit 0\necho '{said}' >&2\nexit 1\n")
+    engine.chmod(0o755)
+    provider = DockerProvider({"engine": str(engine), "runtime_dir": str(tmp_path / "run")})
+    with pytest.raises(kind):
+        await provider.connect({"sandbox_id": "theirs"})
+
+
 @pytest.mark.parametrize(
     ("mounts", "words"),
     [

@@ -315,6 +315,7 @@ class SandboxProvider(Protocol):
         Raises:
             SandboxConnectError: The descriptor is not of this provider or malformed.
             SandboxGone: The sandbox no longer exists.
+            SandboxTransportError: It did not answer; it may later.
         """
         ...
 

@@ -271,9 +271,11 @@ class DockerProvider:
         self, engine: Engine, descriptor: Descriptor, *, timeout_s: float = INSPECT_LIMIT_S
     ) -> PlainSandbox:
         name = str(descriptor["sandbox_id"])
-        said = await engine.asked(
-            "container", "inspect", f"--format={_CONTAINER_FORMAT}", name, what=name, timeout_s=timeout_s
-        )
+        inspect = ("container", "inspect", f"--format={_CONTAINER_FORMAT}", name)
+        try:
+            said = await engine.asked(*inspect, what=name, timeout_s=timeout_s)
+        except SandboxConnectError as error:  # Of the engine's words it is only known that it failed.
+            raise SandboxTransportError(str(error)) from error
         identity, status, image, folder = (*said.split(" ", 3), "")[:4]
         if status in HALTED:
             raise SandboxTransportError(f"{name} is {status}: it can be connected to when it runs again")
