@@ -350,7 +350,7 @@ for _ in range(250):
     one.setblocking(False)
     held.append(one)
 idle = 0
-while idle < 50:
+while idle < 20:
     sent = 0
     for one in held:
         try:
