@@ -177,13 +177,15 @@ class _Episode:
 
     async def answered(self) -> Answer:
         try:
-            return await self._graded()
+            self.session.owe()
+            try:
+                return await self._graded()
+            finally:
+                await self.session.close()
         except StageFailure as error:
             return error_answer(422 if error.terminal else 503, f"{error.stage}: {error}")
         except OweError as error:
             return error_answer(503, f"seed: {error}")
-        finally:
-            await self.session.close()
 
     async def _graded(self) -> Answer:
         await self.session.seed(self.body.task_id, self.body.task_data)

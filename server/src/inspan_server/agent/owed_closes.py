@@ -8,8 +8,10 @@ them.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from inspan_server.bounded_file import read_bounded
 
 FILE_NAME = re.compile(r"resources-session-[0-9a-f]{32}\.json")
 FILE_LIMIT_BYTES = 1 << 20
+log = logging.getLogger(__name__)
 
 
 class OweError(InspanError):
@@ -82,9 +85,13 @@ class OwedCloses:
             raise OweError(f"{path} cannot be written: {error.strerror}") from error
 
     def drop(self, session_id: str) -> None:
-        """It is closed."""
-        if self.folder is not None:
+        """It is closed. Where that cannot be kept, the next server closes it once more."""
+        if self.folder is None:
+            return
+        try:
             self._path(session_id).unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("%s cannot be removed: %s", self._path(session_id), error.strerror)
 
     def left(self) -> list[OwedClose]:
         """What a server that was killed left; files that are none of ours, or not whole, are passed over."""
@@ -93,7 +100,9 @@ class OwedCloses:
         found = []
         for path in sorted(self.folder.iterdir()):
             if path.suffix == ".part":
-                path.unlink(missing_ok=True)  # Its seed was not sent yet, or is kept as it was before.
+                # Its seed was not sent yet, or is kept as it was before.
+                with suppress(OSError):
+                    path.unlink()
             elif FILE_NAME.fullmatch(path.name) and path.is_file() and not path.is_symlink():
                 try:
                     found.append(_read(path))

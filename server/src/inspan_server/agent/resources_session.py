@@ -45,19 +45,33 @@ class ResourcesSession:
     session_id: str = field(factory=lambda: f"resources-session-{uuid.uuid4().hex}")
     cookies: dict[str, str] = field(factory=dict, repr=False)
 
+    def owe(self) -> None:
+        """Keep that a close is owed, from before the seed on.
+
+        Raises:
+            OweError: It cannot be kept.
+        """
+        self.owed.keep(
+            OwedClose(
+                session_id=self.session_id,
+                episode_id=self.episode_id,
+                base_url=self.base_url,
+                cookies=self.cookies,
+            )
+        )
+
     async def seed(self, task_id: TaskId, task_data: Mapping[str, Any]) -> None:
-        """Open it; its close is owed from before the request on.
+        """Open it, after `owe`.
 
         Raises:
             StageFailure: It was not opened, or supplies a sandbox.
-            OweError: It cannot be kept that a close is owed; nothing was sent.
+            OweError: Its cookies cannot be kept.
         """
-        self._owe()
         body = {**self._identity(), "task_id": encode(task_id), "task_data": dict(task_data)}
         answered = await self._call("seed", "seed_session", body)
         self.cookies = cookies_set_by(answered.response)
         if self.cookies:
-            self._owe()
+            self.owe()
         if answered.body.get("sandbox_access") is not None:
             raise StageFailure(
                 "seed",
@@ -104,16 +118,6 @@ class ResourcesSession:
                     continue
             self.owed.drop(self.session_id)
             return
-
-    def _owe(self) -> None:
-        self.owed.keep(
-            OwedClose(
-                session_id=self.session_id,
-                episode_id=self.episode_id,
-                base_url=self.base_url,
-                cookies=self.cookies,
-            )
-        )
 
     def _identity(self) -> dict[str, Any]:
         return {"resources_session_id": self.session_id, "episode_id": encode(self.episode_id)}
