@@ -214,14 +214,15 @@ class PlainConnection(asyncio.Protocol):
     async def _answer(self, head: Head) -> bool:
         """Let the application answer; whether another request may follow."""
         self.is_last = self.is_last or head.is_last
-        exchange = Exchange(self, head)
+        exchange, has_failed = Exchange(self, head), False
         try:
             await self._serving.app(self._scope(head, exchange), exchange.receive, exchange.send)
         except Exception:  # a fence: one request never takes the connection's others with it unanswered
             await self._serving.config.log.exception(
                 "the application failed on %s %r", head.method, head.target
             )
-        await exchange.end()
+            has_failed = True
+        await exchange.end(has_failed=has_failed)
         if not exchange.is_answered:
             self._transport.abort()  # Half of an answer must not look like a whole one.
         self._has_unread_body = not exchange.is_read

@@ -132,9 +132,14 @@ class Exchange:
         else:
             raise ValueError(f"{message['type']} may not be sent now")
 
-    async def end(self) -> None:
-        """Answer if the application did not, and pass over what it left of the body."""
-        if not self.is_begun:
+    async def end(self, *, has_failed: bool) -> None:
+        """Answer if the application did not, and pass over what it left of the body.
+
+        An answer that was begun and left off stays so.
+        """
+        if not self.is_begun and self._start is not None and not has_failed:
+            await self._send_body(self._start, b"", has_more=True)
+        elif not self.is_begun:
             self._wire.is_last = True
             self._start = None
             await self.send({"type": "http.response.start", "status": 500})

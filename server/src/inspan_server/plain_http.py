@@ -77,7 +77,8 @@ def read_head(data: bytes, limit_bytes: int) -> Head | None:
 
 def may_become_plain(data: bytes, limit_bytes: int) -> bool:
     """Whether the rest of a plain head may still come, to data that `read_head` makes nothing of."""
-    return len(data) <= limit_bytes and data.startswith(_BEGINNINGS) and HEAD_END not in data
+    begins = any(each.startswith(data[: len(each)]) for each in _BEGINNINGS)
+    return begins and len(data) <= limit_bytes and HEAD_END not in data
 
 
 def answer_head(

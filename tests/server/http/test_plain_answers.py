@@ -105,6 +105,18 @@ def test_an_application_that_does_not_answer_is_answered_for(app):
         assert exchange(port, GET * 2, ends=False) == failed
 
 
+def test_an_answer_that_was_only_begun_is_one_that_breaks_off():
+    app, _ = answering(200, [(b"a", b"b")])
+    with running(app) as port, socket.create_connection(("127.0.0.1", port), timeout=30) as wire:
+        wire.sendall(GET)
+        received = b""
+        with suppress(ConnectionResetError):
+            while part := wire.recv(65536):
+                received += part
+    assert received.startswith(b"HTTP/1.1 200 \r\na: b\r\ntransfer-encoding: chunked\r\n")
+    assert received.endswith(b"GMT\r\n\r\n")
+
+
 def test_half_of_an_answer_does_not_look_like_a_whole_one():
     app, _ = answering(200, [], b"half", fails=True)
     with running(app) as port:
@@ -167,7 +179,9 @@ def test_a_head_that_comes_in_parts_is_plain_too(piece):
                 wire.sendall(data[at : at + piece])
             received = b""
             while not received.endswith(b"\r\n\r\nx"):
-                received += wire.recv(65536)
+                part = wire.recv(65536)
+                assert part, received
+                received += part
     assert seen.bodies == [b"abc"] * 2
     assert [TAKE_BODY in scope["extensions"] for scope in seen.scopes] == [True, True]
 
