@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import anyio
@@ -104,9 +104,17 @@ def sweep_host_calls(root: Path) -> Swept:
     """End and remove what calls of a killed server left in a folder."""
     ended: list[str] = []
     left: list[str] = []
-    for folder in state_folder.folders_in(root, CALL_ID) if root.is_dir() else ():
+    for folder in _folders_in(root):
         (ended if _is_swept(folder) else left).append(folder.name)
     return Swept(tuple(ended), tuple(left))
+
+
+def _folders_in(root: Path) -> Iterator[Path]:
+    """Folders of calls, and of those whose server was killed while it made them."""
+    if root.is_dir():
+        yield from state_folder.folders_in(root, CALL_ID)
+        # One without a lock may be a living server's, of this moment.
+        yield from (begun for begun in root.glob(f"{state_folder.NEW}*") if (begun / "lock").exists())
 
 
 def _is_swept(folder: Path) -> bool:

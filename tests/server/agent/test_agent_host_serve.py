@@ -94,3 +94,16 @@ async def test_the_harness_of_a_server_that_ends_is_stopped_by_it_or_by_the_next
                 assert (await client.get("/healthz")).status_code == 200
         assert not lives(shell)
         assert os.listdir(folder) == []
+
+
+async def test_what_a_killed_server_had_only_begun_to_make_is_removed_by_the_next(model, tmp_path):
+    """A folder under its first name, with a lock that nobody holds."""
+    begun = tmp_path / "state" / "host" / ".new-0123456789abcdef"
+    begun.mkdir(parents=True, mode=0o700)
+    begun.parent.chmod(0o700)
+    begun.parent.parent.chmod(0o700)
+    (begun / "lock").touch(mode=0o600)
+    (begun / "home").mkdir()
+    async with model as url, server(tmp_path, url) as (_, client):
+        assert (await client.get("/healthz")).status_code == 200
+        assert os.listdir(begun.parent) == []

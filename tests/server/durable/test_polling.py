@@ -69,7 +69,7 @@ async def test_failed_polls_are_no_failed_agents_and_spread_over_time():
 async def test_the_wait_ends_by_the_clock_however_long_a_poll_takes(call_s):
     provider = Flaky(down_until=float("inf"), call_s=call_s)
     began = anyio.current_time()
-    with pytest.raises(EvidenceMissing, match="no receipt within 100 s: the provider is down"):
+    with pytest.raises(EvidenceMissing, match=r"no receipt within \d+ s: the provider is down"):
         await client.await_receipt(provider, "/tmp/inspan/s", timeout_s=100.0, launch_over=True)
     # The last poll begins before the end and is two calls at most.
     assert 100.0 <= anyio.current_time() - began <= 100.0 + 2 * call_s
