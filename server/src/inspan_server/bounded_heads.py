@@ -61,4 +61,4 @@ class BoundedProtocol(H11Protocol):
 
 def bound_heads() -> None:
     """Let Hypercorn speak so from now on, in this process."""
-    protocol.H11Protocol = BoundedProtocol  # type: ignore[misc]
+    protocol.H11Protocol = BoundedProtocol  # type: ignore[attr-defined]
