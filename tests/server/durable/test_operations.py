@@ -233,3 +233,11 @@ def test_an_address_that_others_reach_needs_a_token(world):
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert (ended.returncode, "set bearer_token, or allow_unauthenticated: true" in ended.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_comes_while_it_starts_is_not_lost(world, number):
+    """It may come as soon as the address is listened at, before anything is served."""
+    for _ in range(3):
+        assert world.end(number) in (0, -number), world.log.read_text()
+        world.start()

@@ -9,6 +9,7 @@ import signal
 import socket
 import ssl
 import sys
+import threading
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -93,6 +94,9 @@ def serve(
             print(f"inspan serve: state_dir: {error.filename}: {error.strerror}", file=sys.stderr)
             return INFRASTRUCTURE
     tune_collector()
+    if threading.current_thread() is threading.main_thread():
+        # Until signals are received, one ends the process at once: the event loop's own handler may lose it.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     with listener:
         return anyio.run(_run, app, config, listener)
 
