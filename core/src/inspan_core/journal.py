@@ -127,9 +127,13 @@ def _writers(kind: type) -> tuple[str, Callable[[Any], Any], tuple[tuple[int, Wr
     hints = get_type_hints(kind)
     names = [field.name for field in attrs.fields(kind)]
     template = f'{{"event":"{kind.__name__}",{",".join(f"{dumps(name)}:%s" for name in names)}}}'
-    read = attrgetter(*names) if len(names) > 1 else lambda event: (getattr(event, names[0]),)
+    read: Callable[[Any], Any] = attrgetter(*names) if len(names) > 1 else _one(names[0])
     found = ((place, _writer(hints[name])) for place, name in enumerate(names))
     return template, read, tuple((place, write) for place, write in found if write is not None)
+
+
+def _one(name: str) -> Callable[[Any], tuple[Any]]:
+    return lambda event: (getattr(event, name),)
 
 
 _WRITERS = {kind: _writers(kind) for kind in EVENT_TYPES}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from attrs import field, frozen
 
@@ -56,7 +56,8 @@ class Options:
     def list_of(self, name: str, allowed: Collection[str]) -> None:
         """The option is a list of some words."""
         value = self.values[name]
-        if not isinstance(value, list | tuple) or any(each not in allowed for each in value):
+        words = cast("Collection[object]", value) if isinstance(value, list | tuple) else (None,)
+        if any(word not in allowed for word in words):
             self.refuse(name, f"a list of {', '.join(allowed)}")
 
 

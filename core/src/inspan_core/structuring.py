@@ -78,12 +78,12 @@ def _whole(value: Any, _: Any) -> int:
 
 
 def _number(value: Any, _: Any) -> float:
-    if type(value) is not float and type(value) is not int:
+    if not isinstance(value, float | int) or isinstance(value, bool):
         raise fault("float_type", "must be a number", value)
-    return value if type(value) is float else _in_64_bits(value)
+    return _in_64_bits(value) if isinstance(value, int) else value
 
 
-def _in_64_bits(value: Any) -> Any:
+def _in_64_bits(value: int) -> int:
     """A whole number that everybody can hold: Python's have no end."""
     if not -_END_OF_64_BITS <= value < _END_OF_64_BITS:
         raise fault("int_out_of_range", "must fit into 64 bits", value)
