@@ -93,7 +93,7 @@ def throughput(sessions: int, folder: Path) -> None:
         ("inspan, journal", "agent_load/agent_process.py", ("0", str(folder / "fast"))),
         ("inspan, no journal", "agent_load/agent_process.py", ("0",)),
         ("FastAPI, in memory", "baseline_fastapi.py", ("--serve",)),
-        ("Hypercorn, bare", "agent_load/bare_process.py", ()),
+        ("nothing behind our HTTP", "agent_load/bare_process.py", ()),
     ]
     for name, script, arguments in cases:
         with server(script, *arguments) as at:
