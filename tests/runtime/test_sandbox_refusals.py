@@ -113,6 +113,7 @@ async def test_what_an_engine_says_of_others_containers_becomes_typed(tmp_path, 
         await provider.connect({"sandbox_id": "theirs"})
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("mounts", "words"),
     [

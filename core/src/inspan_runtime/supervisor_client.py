@@ -260,12 +260,14 @@ async def await_receipt(
     began = anyio.current_time()
     if launch_over:
         # Nearly always it is there: to have the sandbox look for it first would be another command.
+        receipt = None
         try:
-            receipt = await read_receipt(sandbox, session_dir)
+            with anyio.move_on_after(timeout_s / 2):  # One that hangs leaves time for others.
+                receipt = await read_receipt(sandbox, session_dir)
         except SandboxGone:
             raise
         except SandboxError:
-            receipt = None
+            pass
         if receipt is not None:
             return receipt
     else:
