@@ -253,7 +253,7 @@ class PlainConnection(asyncio.Protocol):
         if not self._is_reading:
             transport.resume_reading()
         is_unread = self._has_unread_body or bool(self._received)
-        with suppress(TimeoutError):
+        with suppress(TimeoutError, OSError):  # The client may have reset it meanwhile.
             if is_unread and not self.is_at_end and transport.can_write_eof():
                 transport.write_eof()
                 async with asyncio.timeout(LINGER_S):

@@ -2,6 +2,8 @@
 
 import re
 import socket
+import struct
+import threading
 from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from urllib.parse import urlsplit
@@ -193,3 +195,27 @@ def test_requests_after_one_that_is_not_plain_are_answered_too():
         received = exchange(port, GET + chunks + GET + post(b"abc"))
     assert received.count(b"HTTP/1.1 200 ") == 4
     assert seen.bodies == [b"", b"ab", b"", b"abc"]
+
+
+def test_a_client_that_resets_what_is_still_read_from_it_leaves_no_error_behind(caplog):
+    is_gone = threading.Event()
+
+    async def app(scope, receive, send):
+        if scope["type"] == "lifespan":
+            await answering(200, [])[0](scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": [LENGTH_5]})
+        await send({"type": "http.response.body", "body": b"early"})
+        while not is_gone.is_set():
+            await anyio.sleep(0.01)
+
+    with running(app) as port:
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as wire:
+            # So much that the server has left off reading, and learns of the reset by shutting its side.
+            wire.sendall(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 900000\r\n\r\n" + bytes(200_000))
+            received = b""
+            while not received.endswith(b"early"):
+                received += wire.recv(65536)
+            wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        is_gone.set()
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
