@@ -50,14 +50,14 @@ class Model:
             self.events += 1
             event = ClientGone(at=float(self.events), waiter=self.events)
             journal.append(*arguments, event)
-            self._write()
+            self._write(*arguments)
             self._kept(*arguments)[0].append(event)
         elif kind in ("keep", "secret"):
             journal.keep(*arguments, secret=kind == "secret")
             self.waiting.append((kind, *arguments))
         elif kind == "forget":
             journal.forget(*arguments)
-            self.waiting.append((kind, *arguments))
+            self.waiting = [each for each in self.waiting if each[1:2] != arguments] + [(kind, *arguments)]
         elif kind == "scrub":
             journal.scrub()
             self._write()
@@ -67,14 +67,19 @@ class Model:
     def _kept(self, name):
         return self.written.setdefault(name, ([], {}, {}))
 
-    def _write(self):
-        for kind, name, *content in self.waiting:
+    def _write(self, owner=None):
+        """What waits goes with a record of its session; removals and ends go with any."""
+        waiting, self.waiting = self.waiting, []
+        held = {name for kind, name, *content in waiting if kind == "keep" and content[1] is not None}
+        for each in waiting:
+            kind, name, *content = each
             if kind == "forget":
                 self.written.pop(name, None)
-                continue
-            place = self._kept(name)[1 if kind == "keep" else 2]
-            place[content[0]] = content[1]
-        self.waiting.clear()
+            elif owner in (None, name) or (kind == "keep" and name not in held):
+                place = self._kept(name)[1 if kind == "keep" else 2]
+                place[content[0]] = content[1]
+            else:
+                self.waiting.append(each)
 
     @property
     def sessions(self):
@@ -273,3 +278,29 @@ def test_processes_that_are_killed_one_after_the_other_lose_nothing(tmp_path):
             assert [event.waiter for event in events] == list(range(1, len(events) + 1))
             assert int(contents["last"]) == len(events)
             assert int(secrets["grant"]) - len(events) in (0, 1), "a secret comes before its event"
+
+
+def test_what_is_kept_of_one_session_holds_up_no_other(tmp_path):
+    """A content that does not fit on the disk, or a secret, waits for an event of its own session."""
+    with closing(SqliteJournal(tmp_path)) as journal:
+        for name in "ab":
+            journal.append(name, ClientGone(at=1.0, waiter=1))
+        journal.keep("a", "request", b"x" * 2_000_000)
+        journal.keep("a", "grant", b"CANARY", secret=True)
+        journal.append("b", ClientGone(at=2.0, waiter=2))
+        assert (tmp_path / LOG_FILE).stat().st_size < 10_000
+        assert not any(b"CANARY" in each.read_bytes() for each in tmp_path.iterdir())
+        journal.forget("a")
+        journal.append("b", ClientGone(at=3.0, waiter=3))
+        journal.scrub()
+        assert not any(b"CANARY" in each.read_bytes() for each in tmp_path.iterdir())
+
+
+def test_who_writes_to_a_journal_that_is_closed_writes_into_no_others_file(tmp_path):
+    journal = SqliteJournal(tmp_path / "state")
+    journal.append("a", ClientGone(at=1.0, waiter=1))
+    journal.close()
+    with open(tmp_path / "others", "w+b") as file:  # It has the descriptor that the log had.
+        with pytest.raises(JournalError):
+            journal.append("a", ClientGone(at=2.0, waiter=2))
+        assert file.read() == b""

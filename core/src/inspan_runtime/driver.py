@@ -9,7 +9,7 @@ exactly one answer.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -24,32 +24,19 @@ from inspan_core.effects import (
     Reply,
     StartTimer,
     StopHarness,
-    Timer,
 )
 from inspan_core.errors import NotAllowed
-from inspan_core.events import (
-    ClientGone,
-    Event,
-    ExpiryReached,
-    Request,
-    RetryDue,
-    WindowEnded,
-)
+from inspan_core.events import ClientGone, Event, Request
 from inspan_core.machine import step
-from inspan_core.session import Session
+from inspan_core.session import Phase, Session
 from inspan_runtime.alarms import Alarm, Alarms
 from inspan_runtime.driver_needs import Follow, Observer, Performs, Prepare, transition
 from inspan_runtime.flights import Flight, Waiter
 from inspan_runtime.journal import Journal, JournalError, Ticket
 from inspan_runtime.room import Spawn
+from inspan_runtime.timer_events import TIMER_EVENTS
 from inspan_runtime.times import now
 from inspan_runtime.waiting import Gone, WaiterGone
-
-TIMER_EVENTS: Mapping[Timer, Callable[..., Event]] = {
-    Timer.WINDOW: WindowEnded,
-    Timer.RETRY: RetryDue,
-    Timer.LEASE: ExpiryReached,
-}
 
 FIRST_JOURNAL_PAUSE_S, LAST_JOURNAL_PAUSE_S = 0.1, 5.0
 log = logging.getLogger(__name__)
@@ -273,6 +260,15 @@ class SessionDriver:
             self._spawn(partial(self.post, event, error))
         else:
             log.warning("%s", error)
+        if isinstance(error, JournalError) and self.session.phase is Phase.NEW:
+            self.retire(error)  # They would go on with the contents of the one that never was.
+
+    def retire(self, error: JournalError) -> None:
+        """Refuse the requests that wait to be handled: for a session whose record is dropped."""
+        waiting, self._mailbox = self._mailbox, ()
+        for event in waiting:
+            if isinstance(event, Request):
+                self._refuse(event, error)
 
     def _waiter(self, number: int | None) -> Waiter | None:
         return None if self._waiters is None or number is None else self._waiters.get(number)

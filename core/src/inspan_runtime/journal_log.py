@@ -136,8 +136,10 @@ class LogFile:
         self._is_whole = True
 
     def close(self) -> None:
-        """Release the file."""
-        os.close(self._fd)
+        """Release the file; whoever writes later is told, and writes into no other's."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 def make_log(path: Path) -> None:

@@ -154,6 +154,9 @@ class SqliteJournal:
         self._waiting.forget(known.id)
         self._has_forgotten = True
         if known.has_secrets:
+            self._waiting_secrets = {
+                key: value for key, value in self._waiting_secrets.items() if key[0] != known.id
+            }
             self._without_secrets.append(known.id)
 
     def scrub(self) -> None:
@@ -210,11 +213,12 @@ class SqliteJournal:
             self._write(None, b"")
 
     def _write(self, event: Part | None, body: bytes) -> Written | None:
-        """Write what waits, and an event, as one record. What is not written goes on waiting."""
+        """Write an event with what waits for it, or all that waits. What is not written goes on waiting."""
         log_file, group = self._log, self._group
         if self._batch.records >= self._due_at_records or log_file.end >= self._due_at_bytes:
             self._take_over_or_later()
-        parts = self._waiting.all() if self._waiting else []
+        due = self._waiting.sessions() if event is None else self._waiting.due(event[1])
+        parts = self._waiting.parts_of(due)
         if parts:
             body = encode_parts(parts) + body
         if event is not None:
@@ -222,17 +226,23 @@ class SqliteJournal:
         start = log_file.end
         try:
             if self._waiting_secrets:
-                self._secrets.put(self._waiting_secrets)
-                self._waiting_secrets = {}
+                self._put_secrets(None if event is None else event[1])
             log_file.append(body, acknowledges=group is None)
         except (OSError, sqlite3.Error) as error:
             raise self._unusable(error) from error
-        if self._waiting:
-            self._waiting.clear()
+        if due:
+            self._waiting.written(due)
         if group is not None:
             return group.add(start, parts)
         self._batch.add(parts)
         return None
+
+    def _put_secrets(self, session: int | None) -> None:
+        due = {key: value for key, value in self._waiting_secrets.items() if session in (None, key[0])}
+        if due:
+            self._secrets.put(due)
+            for key in due:
+                del self._waiting_secrets[key]
 
     def _settled(self, durable: list[Written]) -> None:
         for written in durable:

@@ -185,16 +185,17 @@ class AgentService(SessionViews):
                 record = self._seeded_record(body)
             except RequestRefused as refusal:
                 return error_answer(422, str(refusal))
-        reply = await record.driver.ask(
-            lambda waiter, at: SeedRequested(
-                at=at,
-                waiter=waiter,
-                body_digest=digest,
-                owned=body.sandbox_access is None,
-                cookie=cookie,
-            ),
-            gone=gone,
-        )
+        with self._sessions.taken_back(record):
+            reply = await record.driver.ask(
+                lambda waiter, at: SeedRequested(
+                    at=at,
+                    waiter=waiter,
+                    body_digest=digest,
+                    owned=body.sandbox_access is None,
+                    cookie=cookie,
+                ),
+                gone=gone,
+            )
         return to_answer(session_id, record, reply)
 
     async def activate(
@@ -239,18 +240,19 @@ class AgentService(SessionViews):
         except RequestRefused as refusal:
             return error_answer(422, str(refusal))
         bound = partial(self._sessions.bind_activation, record, token_capture, body)
-        reply = await record.driver.ask(
-            lambda waiter, at: ActivateRequested(
-                at=at,
-                waiter=waiter,
-                body_digest=f"{digest}:{int(token_capture)}",
-                cookie=cookie,
-                path=_path_finding(capture_key, seed),
-                run_timeout_s=run_timeout_s,
-            ),
-            gone=gone,
-            bind=bound,
-        )
+        with self._sessions.taken_back(record):
+            reply = await record.driver.ask(
+                lambda waiter, at: ActivateRequested(
+                    at=at,
+                    waiter=waiter,
+                    body_digest=f"{digest}:{int(token_capture)}",
+                    cookie=cookie,
+                    path=_path_finding(capture_key, seed),
+                    run_timeout_s=run_timeout_s,
+                ),
+                gone=gone,
+                bind=bound,
+            )
         return to_answer(session_id, record, reply)
 
     async def close(self, body: CloseRequest, cookie: Cookie, *, gone: Gone | None = None) -> Answer:
@@ -264,10 +266,11 @@ class AgentService(SessionViews):
         if record is None:
             record = self._sessions.add_unseeded(session_id, body.episode_id)
         same = record.episode_id == body.episode_id
-        reply = await record.driver.ask(
-            lambda waiter, at: CloseRequested(at=at, waiter=waiter, cookie=cookie, same_episode=same),
-            gone=gone,
-        )
+        with self._sessions.taken_back(record):
+            reply = await record.driver.ask(
+                lambda waiter, at: CloseRequested(at=at, waiter=waiter, cookie=cookie, same_episode=same),
+                gone=gone,
+            )
         return to_answer(session_id, record, reply)
 
     @property

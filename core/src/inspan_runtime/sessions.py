@@ -6,6 +6,7 @@ import json
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -143,6 +144,20 @@ class SessionTable:
         """Make the record of an id that is closed although it was never seeded."""
         place = self._new_place(session_id, episode_id, None)
         return self._add(new_session(session_id, self._settings.session), place, None, None)
+
+    @contextmanager
+    def taken_back(self, record: Record) -> Iterator[None]:
+        """Around a request: what one that cannot be journalled was given is taken back, and it never was."""
+        try:
+            yield
+        except JournalError:
+            session = record.driver.session
+            if not record.driver.is_working and self._records.get(session.name) is record:
+                if session.phase is Phase.NEW:
+                    self._drop(session.name)
+                elif session.phase is Phase.READY:
+                    record.room.keep("activation", None)
+            raise
 
     def bind_activation(self, record: Record, token_capture: bool, request: Mapping[str, Any]) -> None:
         """Give a session that is about to become active the contents of its activation."""
@@ -288,6 +303,9 @@ class SessionTable:
     def _keep_house(self, session: Session) -> None:
         """Retain what a close leaves, drop what is back at NEW, and bound the fences of ids never seeded."""
         session_id, phase = session.name, session.phase
+        record = self._records.get(session_id)
+        if record is None or record.driver.session is not session:
+            return  # It was dropped; who has its name now is another.
         if phase is Phase.NEW:
             # Also when nothing changed: a request that was refused must not leave a record.
             self._fences.pop(session_id, None)
@@ -299,7 +317,7 @@ class SessionTable:
         elif phase is Phase.CLOSED:
             self._retain(session_id)
         elif phase is Phase.CLOSING:
-            self._note_interruption(self._records[session_id])
+            self._note_interruption(record)
 
     @staticmethod
     def _note_interruption(record: Record) -> None:
@@ -333,6 +351,7 @@ class SessionTable:
         if record is None:
             return
         record.driver.stop_timer()
+        record.driver.retire(JournalError(f"session {session_id!r} was forgotten at this moment: ask again"))
         if self._journal is not None:
             self._journal.forget(session_id)
             if self._scrubs is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import anyio
@@ -18,6 +19,8 @@ from hypercorn.utils import wrap_app
 
 from inspan_server.connections import Connection
 from inspan_server.plain_connection import GOODBYE_S, PlainConnection, Serving
+
+ACCEPTED_AT_ONCE = 16
 
 
 async def serve(app: Any, config: Config, stopping: anyio.Event, *, answer_timeout_s: float) -> None:
@@ -79,13 +82,14 @@ async def _listen(serving: Serving) -> list[asyncio.Server]:
     if config.ssl_enabled:
         tls = {"ssl": config.create_ssl_context(), "ssl_handshake_timeout": config.ssl_handshake_timeout}
         kinds.append((sockets.secure_sockets, tls))
-    return [
-        await loop.create_server(
-            lambda: PlainConnection(serving), sock=each, backlog=config.backlog, **options
-        )
-        for kind, options in kinds
-        for each in kind
-    ]
+    servers = []
+    for kind, options in kinds:
+        for each in kind:
+            # asyncio accepts as many in one turn of the loop, and whoever is connected waits for that.
+            make = partial(PlainConnection, serving)
+            servers.append(await loop.create_server(make, sock=each, backlog=ACCEPTED_AT_ONCE, **options))
+            each.listen(config.backlog)
+    return servers
 
 
 async def _ended(serving: Serving, bound_s: float) -> None:

@@ -226,6 +226,10 @@ class PlainConnection(asyncio.Protocol):
         if not exchange.is_answered:
             self._transport.abort()  # Half of an answer must not look like a whole one.
         self._has_unread_body = not exchange.is_read
+        if self._received:
+            await asyncio.sleep(
+                0
+            )  # Others have a turn between two of its requests; a loss is seen.
         return exchange.is_read and not self.is_last and not self._is_lost
 
     def _scope(self, head: Head, exchange: Exchange) -> dict[str, Any]:
@@ -254,8 +258,9 @@ class PlainConnection(asyncio.Protocol):
             transport.resume_reading()
         is_unread = self._has_unread_body or bool(self._received)
         with suppress(TimeoutError, OSError):  # The client may have reset it meanwhile.
-            if is_unread and not self.is_at_end and transport.can_write_eof():
-                transport.write_eof()
+            if is_unread and not self.is_at_end:
+                if transport.can_write_eof():
+                    transport.write_eof()
                 async with asyncio.timeout(LINGER_S):
                     while not self.is_at_end:
                         await self.changed()

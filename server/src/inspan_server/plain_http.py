@@ -21,6 +21,7 @@ _TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]++"
 _REQUEST = re.compile(rb"(GET|POST) (/[!-~]*+) HTTP/1\.1\r\n")
 _FIELD = re.compile(rb"(" + _TOKEN + rb"):[ \t]*+([\t -~\x80-\xff]*+)\r\n")
 _BEGINNINGS = (b"GET /", b"POST /")
+_BARE_LINE_END = re.compile(rb"(?<!\r)\n")
 _FRAMING = frozenset({b"host", b"content-length", b"connection"})
 _NOT_PLAIN = frozenset({b"transfer-encoding", b"upgrade", b"expect"})
 _KEPT = frozenset({b"keep-alive", b"close"})
@@ -78,7 +79,8 @@ def read_head(data: bytes, limit_bytes: int) -> Head | None:
 def may_become_plain(data: bytes, limit_bytes: int) -> bool:
     """Whether the rest of a plain head may still come, to data that `read_head` makes nothing of."""
     begins = any(each.startswith(data[: len(each)]) for each in _BEGINNINGS)
-    return begins and len(data) <= limit_bytes and HEAD_END not in data
+    is_open = len(data) <= limit_bytes and HEAD_END not in data and _BARE_LINE_END.search(data) is None
+    return begins and is_open
 
 
 def answer_head(

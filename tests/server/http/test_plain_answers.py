@@ -1,5 +1,6 @@
 """What an application sends, as it comes out of the wire; and what it is told."""
 
+import asyncio
 import re
 import socket
 import struct
@@ -219,3 +220,29 @@ def test_a_client_that_resets_what_is_still_read_from_it_leaves_no_error_behind(
             wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         is_gone.set()
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+def test_requests_that_came_together_leave_turns_of_the_loop_between_them():
+    marks, seen = [], []
+
+    async def app(scope, receive, send):
+        if scope["type"] == "lifespan":
+            await answering(200, [])[0](scope, receive, send)
+            return
+        seen.append(len(marks))
+        asyncio.get_running_loop().call_soon(marks.append, None)
+        await send({"type": "http.response.start", "status": 200, "headers": [LENGTH_5]})
+        await send({"type": "http.response.body", "body": b"12345"})
+
+    with running(app) as port:
+        exchange(port, GET * 5)
+    assert seen == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("head", [b"GET / HTTP/1.1\nHost: a\n\n", b"GET / HTTP/1.1\r\nHost: a\r\n\n"])
+def test_a_head_with_other_line_ends_is_left_to_the_general_parser_at_once(head):
+    app, seen = answering(200, [LENGTH_5], b"12345")
+    with running(app) as port, socket.create_connection(("127.0.0.1", port), timeout=30) as wire:
+        wire.sendall(head)
+        assert wire.recv(65536).startswith(b"HTTP/1.1 200")
+    assert len(seen.scopes) == 1

@@ -53,7 +53,7 @@ from inspan_core.machine import step
 from inspan_core.session import Session
 from inspan_core.tables import ANSWERS
 from inspan_core.testing.moves import variants
-from inspan_runtime.driver import TIMER_EVENTS
+from inspan_runtime.timer_events import TIMER_EVENTS
 
 CLIENTS = 4
 STORY_LIMIT = 60

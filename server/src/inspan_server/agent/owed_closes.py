@@ -62,7 +62,7 @@ class OwedCloses:
         """Keep one, whole or not at all; again, to change it.
 
         Raises:
-            OweError: It cannot be written.
+            OweError: It cannot be written, or is too large to be read again.
         """
         if self.folder is None:
             return
@@ -74,14 +74,19 @@ class OwedCloses:
             "base_url": owed.base_url,
             "cookies": owed.cookies,
         }
+        text = json.dumps(told)
+        if len(text) > FILE_LIMIT_BYTES:
+            raise OweError(f"{path} would have {len(text)} bytes, at most {FILE_LIMIT_BYTES} are kept")
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             draft.unlink(missing_ok=True)
             descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
             with open(descriptor, "w") as file:
-                json.dump(told, file)
+                file.write(text)
             draft.replace(path)
         except OSError as error:
+            with suppress(OSError):  # It holds cookies.
+                draft.unlink()
             raise OweError(f"{path} cannot be written: {error.strerror}") from error
 
     def drop(self, session_id: str) -> None:
@@ -106,8 +111,8 @@ class OwedCloses:
             elif FILE_NAME.fullmatch(path.name) and path.is_file() and not path.is_symlink():
                 try:
                     found.append(_read(path))
-                except (OSError, ValueError, KeyError, TypeError, ConfigError, WireError):
-                    continue
+                except (OSError, ValueError, KeyError, TypeError, ConfigError, WireError) as error:
+                    log.warning("%s cannot be read, its session is not closed: %s", path, error)
         return found
 
     def _path(self, session_id: str) -> Path:
