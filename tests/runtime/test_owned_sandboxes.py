@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import resource
+import shutil
+import signal
+from contextlib import closing, contextmanager
+
 import anyio
 import pytest
+from attrs import evolve
 
 from inspan_core import HarnessSpec, SandboxSpec, hookimpl, load_plugins
 from inspan_core.errors import SandboxCreateError, SandboxGone, SandboxTransportError
 from inspan_core.findings import Cookie
-from inspan_core.session import Settings
-from inspan_core.wire import CloseRequest, EpisodeId, SeedRequest, TaskId
+from inspan_core.session import Phase, Settings
+from inspan_core.wire import CloseRequest, DirectHttpAccess, EpisodeId, SeedRequest, TaskId
 from inspan_runtime.harness_work import OwnedSandbox
 from inspan_runtime.install_cache import RuntimeCache
+from inspan_runtime.journal import JournalError
+from inspan_runtime.journal_sqlite import SqliteJournal
 from inspan_runtime.providers.builtin import inspan_sandbox_providers
 from inspan_runtime.service import AgentService, ServiceSettings
 
@@ -88,18 +96,19 @@ class Watched:
         """The inner provider is shared by the whole test."""
 
 
-def service_over(provider, tmp_path):
+def service_over(provider, tmp_path, *, plugin=None, journal=None, **times):
     spec = SandboxSpec(workdir=str(tmp_path / "work"))
     return AgentService(
-        load_plugins(extra=[NothingToInstall()], entry_points=False).harness("still"),
+        load_plugins(extra=[plugin or NothingToInstall()], entry_points=False).harness("still"),
         {"box": lambda: provider},
         ServiceSettings(
             model_base_url="http://127.0.0.1:9",
             model_name="none",
-            session=Settings(close_step_timeout_s=5.0),
+            session=Settings(**{"close_step_timeout_s": 5.0, **times}),
             owned=OwnedSandbox(provider="box", spec=spec),
         ),
         cache=RuntimeCache(tmp_path / "cache", client_env={}),
+        journal=journal,
     )
 
 
@@ -143,3 +152,76 @@ async def test_what_is_refused_for_an_unknown_id_leaves_no_record(tmp_path, cook
         assert (await service.seed(SEED, "d", cookie)).status == 409
         assert (await service.close(close, cookie)).status == 409
         assert service.phases == {}
+
+
+class Stubborn(NothingToInstall):
+    """Its first installation ends when it likes to, whoever has been told that it is over."""
+
+    def __init__(self):
+        self.begun, self.may_end = anyio.Event(), anyio.Event()
+
+    @hookimpl
+    def inspan_harness(self):
+        return super().inspan_harness()
+
+    @hookimpl
+    async def inspan_install(self, context):
+        if not self.begun.is_set():
+            self.begun.set()
+            with anyio.CancelScope(shield=True):
+                await self.may_end.wait()
+        return {"folder": context.session_dir}
+
+
+async def until(condition):
+    with anyio.fail_after(30):
+        while not condition():
+            await anyio.sleep(0.01)
+
+
+async def test_what_ends_after_its_session_was_forgotten_leaves_the_next_of_its_id_alone(tmp_path):
+    provider = inspan_sandbox_providers()["local"]({"runtime_dir": str(tmp_path / "run")})
+    plugin, close = Stubborn(), CloseRequest(agent_session_id="s", episode_id=EPISODE)
+    journal = SqliteJournal(tmp_path / "state")
+    times = {"close_step_timeout_s": 0.3, "retry_window_s": 0.3}
+    async with service_over(provider, tmp_path, plugin=plugin, journal=journal, **times) as service:
+        ended = []
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(service.seed, SEED, "d", Cookie.ABSENT)
+            await plugin.begun.wait()
+            assert (await service.close(close, Cookie.SAME)).status == 200
+            await until(lambda: not service._sessions.phases)
+            assert (await service.seed(SEED, "d", Cookie.ABSENT)).status == 200
+            service.follow(lambda before, event, *_: ended.append(event))
+            plugin.may_end.set()
+            await until(lambda: ended)
+            assert service._sessions.phases == {"s": Phase.READY}
+            assert (await service.close(close, Cookie.SAME)).status == 200
+
+
+async def test_a_seed_that_could_not_be_journalled_leaves_neither_secret_nor_contents(tmp_path):
+    provider = inspan_sandbox_providers()["local"]({"runtime_dir": str(tmp_path / "run")})
+    grant = DirectHttpAccess(name="g", base_url="http://127.0.0.1:9", headers={"x": "CANARY"}, required=False)
+    granted, state = evolve(SEED, tool_accesses=(grant,)), tmp_path / "state"
+    async with service_over(provider, tmp_path, journal=SqliteJournal(state)) as service:
+        with no_room_on_the_disk(), pytest.raises(JournalError):
+            await service.seed(granted, "granted", Cookie.ABSENT)
+        assert not service._sessions.holds(EPISODE.capture_key)
+        assert (await service.seed(SEED, "plain", Cookie.ABSENT)).status == 200
+        shutil.copytree(state, tmp_path / "killed")
+    for folder in (state, tmp_path / "killed"):
+        assert not [path for path in folder.iterdir() if b"CANARY" in path.read_bytes()]
+    with closing(SqliteJournal(tmp_path / "killed")) as journal:
+        [stored] = journal.load()
+        assert "seed" not in stored.secrets and b"tool_accesses" in stored.contents["seed"]
+
+
+@contextmanager
+def no_room_on_the_disk():
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
