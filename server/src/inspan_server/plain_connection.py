@@ -227,9 +227,7 @@ class PlainConnection(asyncio.Protocol):
             self._transport.abort()  # Half of an answer must not look like a whole one.
         self._has_unread_body = not exchange.is_read
         if self._received:
-            await asyncio.sleep(
-                0
-            )  # Others have a turn between two of its requests; a loss is seen.
+            await asyncio.sleep(0)  # Others have a turn between two of its requests; a loss is seen.
         return exchange.is_read and not self.is_last and not self._is_lost
 
     def _scope(self, head: Head, exchange: Exchange) -> dict[str, Any]:
