@@ -6,13 +6,16 @@ from contextlib import contextmanager
 
 import pytest
 
-from inspan_core import HarnessSpec, hookimpl, load_plugins
+from inspan_core import hookimpl, load_plugins
 from inspan_core.errors import SandboxError
 from inspan_core.harness import SandboxNeeds
 from inspan_core.sandbox import SandboxSpec
 from inspan_runtime.providers.docker.engine import needed_limits
+from inspan_runtime.providers.docker.provider import DockerProvider
+from inspan_runtime.providers.local import LocalProvider
 from inspan_runtime.testing.private_engine import NoEngine, private_docker, private_podman
 from inspan_runtime.testing.sandbox_checks import SANDBOX_CHECKS, CheckFailed
+from inspan_runtime.testing.seed_only import SeedOnly
 
 REQUIRED = "INSPAN_REQUIRE_ENGINES"
 lacking = {}
@@ -77,6 +80,28 @@ def start_theirs(any_engine):
     return start
 
 
+@pytest.fixture
+def docker_provider(tmp_path, mounted_interpreters):
+    """Make a provider over an engine, with folders of the test's."""
+
+    def make(engine, **options):
+        given = {"engine": engine.name, "engine_options": list(engine.options)}
+        places = {"runtime_dir": str(tmp_path / "run"), "cache_dir": mounted_interpreters}
+        return DockerProvider({**given, **places, **options})
+
+    return make
+
+
+@pytest.fixture
+async def local_sandbox(tmp_path):
+    """A sandbox of the provider `local`."""
+    provider = LocalProvider({"runtime_dir": str(tmp_path / "run")})
+    made = await provider.create(SandboxSpec(workdir=str(tmp_path / "work"), ttl_s=120.0), key="k")
+    yield made
+    await made.stop()
+    await provider.aclose()
+
+
 @pytest.fixture(scope="session")
 def mounted_interpreters(tmp_path_factory):
     """Where the interpreter of mounted agents is made once."""
@@ -102,7 +127,7 @@ def find_defect(tmp_path, monkeypatch):
         inner = make_inner({"runtime_dir": str(tmp_path / "run")})
 
         def make_spec(**changes):
-            workdir = f"{folder}/work/{next(numbers)}"
+            workdir = f"{folder}/tasks/{next(numbers)}"
             return SandboxSpec(**{"workdir": workdir, "ttl_s": 60.0, **changes})
 
         found = (CheckFailed, SandboxError, TypeError, BrokenPipeError, ExceptionGroup)
@@ -118,23 +143,10 @@ def find_defect(tmp_path, monkeypatch):
     return find
 
 
-class SeedOnly:
-    """A harness with needs, which is never activated; it counts its installations."""
+class Counting(SeedOnly):
+    """It looks for its target, and counts its installations."""
 
-    def __init__(self, needs):
-        self.needs = needs
-        self.installed = 0
-
-    @hookimpl
-    def inspan_harness(self):
-        return HarnessSpec(
-            name="seed-only",
-            version="1",
-            model_api="chat_completions",
-            level=2,
-            request_fields={"input": "applied", "metadata": "applied"},
-            needs=self.needs,
-        )
+    installed = 0
 
     @hookimpl
     async def inspan_install(self, context):
@@ -142,25 +154,13 @@ class SeedOnly:
         await context.installer.target()
         return {}
 
-    @hookimpl
-    async def inspan_stage(self, context):
-        raise AssertionError("never activated")
-
-    @hookimpl
-    async def inspan_collect(self, context):
-        raise AssertionError("never activated")
-
-    @hookimpl
-    def inspan_parse(self, run):
-        raise AssertionError("never activated")
-
 
 @pytest.fixture
 def seed_only():
     """Make a harness that is only seeded, as the plugin and as what a service takes."""
 
     def make(**needs):
-        plugin = SeedOnly(SandboxNeeds(**needs))
+        plugin = Counting(needs=SandboxNeeds(**needs))
         return plugin, load_plugins(extra=[plugin], entry_points=False).harness("seed-only")
 
     return make

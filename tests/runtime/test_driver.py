@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import anyio
 import pytest
 
-from inspan_core import answers
-from inspan_core.answers import Answer
 from inspan_core.effects import (
     ORDER_TYPES,
-    AwaitReceipt,
     CancelPending,
-    Collect,
-    ConnectSandbox,
-    CreateSandbox,
-    Disconnect,
     Install,
     Launch,
-    Order,
-    Parse,
-    ReleaseExec,
     RemoveFiles,
-    Stage,
-    StopHarness,
-    StopSandbox,
-    TakeSlot,
 )
-from inspan_core.events import ActivateRequested, CloseRequested, SeedRequested
-from inspan_core.findings import CollectResult, Cookie, Outcome, Path
 from inspan_core.session import Phase, Session, Settings
 from inspan_runtime.driver import SessionDriver
 from inspan_runtime.perform import PERFORM
+from inspan_runtime.testing.played_world import World, activate, close, seed, until
 
 pytestmark = pytest.mark.anyio
 
@@ -40,94 +23,6 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture(params=["asyncio", "trio"])
 def anyio_backend(request):
     return request.param
-
-
-class World:
-    """Answers every order well at once, unless `hold` names its type: then it waits for `let_go`."""
-
-    def __init__(self, *hold: type) -> None:
-        self.hold = set(hold)
-        self.gates = {kind: anyio.Event() for kind in hold}
-        self.orders: list[str] = []
-        self.cut_off: list[str] = []
-        self.settled_phases: list[Phase] = []
-        self.replace: dict[type, Callable[[Order], Answer]] = {}
-
-    async def perform(self, order: Order) -> Answer:
-        self.orders.append(type(order).__name__)
-        if type(order) in self.hold:
-            await self.gates[type(order)].wait()
-        if type(order) in self.replace:
-            return self.replace[type(order)](order)
-        return GOOD[type(order)](order)
-
-    def cancelled(self, order: Order) -> Answer:
-        self.cut_off.append(type(order).__name__)
-        return answers.InstallFailed(
-            at=anyio.current_time(), order=order.number, detail="cut off", retryable=True
-        )
-
-    def settled(self, session: Session) -> None:
-        self.settled_phases.append(session.phase)
-
-    def let_go(self, kind: type) -> None:
-        self.gates[kind].set()
-
-
-def now(kind: type, **more: object) -> Callable[[Order], Answer]:
-    return lambda order: kind(at=anyio.current_time(), order=order.number, **more)
-
-
-CONFIRMED = now(answers.TerminationConfirmed, return_code=0, timed_out=False, error=None)
-GOOD: dict[type, Callable[[Order], Answer]] = {
-    CreateSandbox: now(answers.SandboxReady),
-    ConnectSandbox: now(answers.SandboxReady),
-    Install: now(answers.Installed),
-    TakeSlot: now(answers.SlotGranted),
-    Stage: now(answers.Staged),
-    Launch: now(answers.ExecReturned, exit_code=0),
-    AwaitReceipt: CONFIRMED,
-    StopHarness: CONFIRMED,
-    Collect: now(answers.Collected, result=CollectResult.OK, detail=None),
-    Parse: now(answers.Parsed, outcome=Outcome.COMPLETED, detail=None),
-    ReleaseExec: now(answers.ExecReleased),
-    RemoveFiles: now(answers.FilesRemoved),
-    Disconnect: now(answers.Disconnected),
-    StopSandbox: now(answers.SandboxStopped),
-}
-
-
-def seed(driver, *, owned=False, digest="s"):
-    return driver.ask(
-        lambda waiter, at: SeedRequested(
-            at=at, waiter=waiter, body_digest=digest, owned=owned, cookie=Cookie.ABSENT
-        )
-    )
-
-
-def activate(driver, *, digest="a"):
-    return driver.ask(
-        lambda waiter, at: ActivateRequested(
-            at=at,
-            waiter=waiter,
-            body_digest=digest,
-            cookie=Cookie.SAME,
-            path=Path.MATCHES,
-            run_timeout_s=5.0,
-        )
-    )
-
-
-def close(driver):
-    return driver.ask(
-        lambda waiter, at: CloseRequested(at=at, waiter=waiter, cookie=Cookie.SAME, same_episode=True)
-    )
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    with anyio.fail_after(5):
-        while not condition():
-            await anyio.lowlevel.checkpoint()
 
 
 def test_every_order_is_performed_by_one_coroutine():

@@ -5,25 +5,18 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from inspan_core import answers
 from inspan_core.effects import (
-    AwaitReceipt,
-    Collect,
     CreateSandbox,
     Install,
     Launch,
-    Parse,
-    Stage,
     StopSandbox,
-    TakeSlot,
 )
-from inspan_core.events import ActivateRequested, CloseRequested, SeedRequested
-from inspan_core.findings import CollectResult, Cookie, Outcome, Path
 from inspan_core.session import Phase, Session, Settings
 from inspan_runtime.alarms import Alarms
 from inspan_runtime.driver import SessionDriver
 from inspan_runtime.journal import JournalError
 from inspan_runtime.testing.memory_journal import MemoryJournal
+from inspan_runtime.testing.played_world import World, activate, close, seed, until
 from inspan_runtime.waiting import WaiterGone
 
 pytestmark = pytest.mark.anyio
@@ -32,42 +25,6 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture(params=["asyncio", "trio"])
 def anyio_backend(request):
     return request.param
-
-
-class World:
-    """Answers every order well, those in `hold` when their gate is opened."""
-
-    def __init__(self, *hold):
-        self.gates = {kind: anyio.Event() for kind in hold}
-        self.orders = []
-
-    async def perform(self, order):
-        self.orders.append(type(order).__name__)
-        if type(order) in self.gates:
-            await self.gates[type(order)].wait()
-        kind, more = GOOD[type(order)]
-        return kind(at=anyio.current_time(), order=order.number, **more)
-
-    def cancelled(self, order):
-        return answers.InstallFailed(
-            at=anyio.current_time(), order=order.number, detail="cut", retryable=True
-        )
-
-    def settled(self, session):
-        pass
-
-
-GOOD = {
-    CreateSandbox: (answers.SandboxReady, {}),
-    Install: (answers.Installed, {}),
-    TakeSlot: (answers.SlotGranted, {}),
-    Stage: (answers.Staged, {}),
-    Launch: (answers.ExecReturned, {"exit_code": 0}),
-    AwaitReceipt: (answers.TerminationConfirmed, {"return_code": 0, "timed_out": False, "error": None}),
-    Collect: (answers.Collected, {"result": CollectResult.OK, "detail": None}),
-    Parse: (answers.Parsed, {"outcome": Outcome.COMPLETED, "detail": None}),
-    StopSandbox: (answers.SandboxStopped, {}),
-}
 
 
 class SlowDisk(MemoryJournal):
@@ -107,46 +64,11 @@ class Ticket:
         self.record()
 
 
-def seed(driver, *, digest="s", **more):
-    return driver.ask(
-        lambda waiter, at: SeedRequested(
-            at=at, waiter=waiter, body_digest=digest, owned=True, cookie=Cookie.ABSENT
-        ),
-        **more,
-    )
-
-
-def activate(driver, *, digest="a", **more):
-    return driver.ask(
-        lambda waiter, at: ActivateRequested(
-            at=at,
-            waiter=waiter,
-            body_digest=digest,
-            cookie=Cookie.SAME,
-            path=Path.MATCHES,
-            run_timeout_s=5.0,
-        ),
-        **more,
-    )
-
-
-def close(driver):
-    return driver.ask(
-        lambda waiter, at: CloseRequested(at=at, waiter=waiter, cookie=Cookie.SAME, same_episode=True)
-    )
-
-
-async def until(condition):
-    with anyio.fail_after(10):
-        while not condition():
-            await anyio.lowlevel.checkpoint()
-
-
 async def test_an_episode_over_a_disk_that_takes_its_time_goes_by_the_book():
     world, disk = World(), SlowDisk(by_itself=True)
     async with anyio.create_task_group() as group:
         driver = SessionDriver(Session(name="s"), world, spawn=group.start_soon, journal=disk)
-        assert [(await seed(driver)).status, (await activate(driver)).status] == [200, 200]
+        assert [(await seed(driver, owned=True)).status, (await activate(driver)).status] == [200, 200]
         assert (await close(driver)).status == 200
         assert world.orders == [
             "CreateSandbox", "Install", "TakeSlot", "Stage", "Launch", "AwaitReceipt", "Collect", "Parse",
@@ -182,7 +104,7 @@ async def test_a_second_identical_request_waits_for_the_first_ones_record_and_jo
         driver = SessionDriver(Session(name="s"), world, spawn=group.start_soon, journal=disk)
 
         async def ask(digest):
-            statuses.append((digest, (await seed(driver, digest=digest)).status))
+            statuses.append((digest, (await seed(driver, owned=True, digest=digest)).status))
 
         for digest in ("s", "s", "other"):
             group.start_soon(ask, digest)
@@ -192,7 +114,7 @@ async def test_a_second_identical_request_waits_for_the_first_ones_record_and_jo
         disk.by_itself = True
         await disk.write()
         await until(lambda: statuses == [("other", 409)])
-        world.gates[CreateSandbox].set()
+        world.let_go(CreateSandbox)
         await until(lambda: len(statuses) == 3)
         assert sorted(statuses) == [("other", 409), ("s", 200), ("s", 200)]
         assert world.orders.count("CreateSandbox") == 1
@@ -206,7 +128,7 @@ async def test_a_request_whose_record_is_lost_never_was():
 
         async def ask(digest):
             try:
-                await seed(driver, digest=digest, bind=lambda: bound.append(digest))
+                await seed(driver, owned=True, digest=digest, bind=lambda: bound.append(digest))
             except JournalError as error:
                 errors.append(str(error))
 
@@ -232,7 +154,7 @@ async def test_an_answer_whose_record_is_lost_is_brought_again():
         driver = SessionDriver(Session(name="s"), world, spawn=group.start_soon, journal=disk)
 
         async def ask():
-            statuses.append((await seed(driver)).status)
+            statuses.append((await seed(driver, owned=True)).status)
 
         group.start_soon(ask)
         await disk.write()
@@ -250,7 +172,7 @@ async def test_a_client_that_leaves_while_its_record_is_written_is_answered_no_m
     async with anyio.create_task_group() as group:
         driver = SessionDriver(Session(name="s"), world, spawn=group.start_soon, journal=disk)
         with anyio.move_on_after(0.01):
-            await seed(driver)
+            await seed(driver, owned=True)
         disk.by_itself = True
         await disk.write()
         await until(lambda: driver.session.phase is Phase.SEEDING and not driver.is_working)
@@ -276,7 +198,7 @@ async def test_a_connection_that_tells_by_a_call_ends_the_wait_and_nothing_else(
     world, client, raised = World(Launch), Connection(), []
     async with anyio.create_task_group() as group:
         driver = SessionDriver(Session(name="s"), world, spawn=group.start_soon)
-        await seed(driver, gone=client)
+        await seed(driver, owned=True, gone=client)
         assert client.watched == 1 and client.gone is None
 
         async def ask():
@@ -290,7 +212,7 @@ async def test_a_connection_that_tells_by_a_call_ends_the_wait_and_nothing_else(
         client.gone()
         await until(lambda: raised)
         assert driver.session.phase is Phase.ACTIVE and driver.session.activation_waiters == ()
-        world.gates[Launch].set()
+        world.let_go(Launch)
         assert (await activate(driver, gone=client)).status == 200
         assert world.orders.count("Launch") == 1
         group.cancel_scope.cancel()
@@ -305,11 +227,11 @@ async def test_budgets_in_shared_alarms_end_an_order_and_what_follows_has_its_ow
             spawn=group.start_soon,
             alarms=Alarms(group.start_soon),
         )
-        await seed(driver)
+        await seed(driver, owned=True)
         assert (await activate(driver)).status == 200
         assert (await close(driver)).status >= 500
         assert driver.session.phase is Phase.CLOSE_FAILED
-        world.gates[StopSandbox].set()
+        world.let_go(StopSandbox)
         assert (await close(driver)).status == 200
         group.cancel_scope.cancel()
 
@@ -323,7 +245,7 @@ async def test_a_close_that_cuts_off_an_order_goes_on_in_a_scope_of_its_own():
         statuses = []
 
         async def ask():
-            statuses.append((await seed(driver)).status)
+            statuses.append((await seed(driver, owned=True)).status)
 
         group.start_soon(ask)
         await until(lambda: "Install" in world.orders)

@@ -46,7 +46,7 @@ def test_fake_sandbox_keeps_the_contract(check, latency_s):
     assert isinstance(provider, SandboxProvider)
 
     def make(**changes):
-        return SandboxSpec(**{"workdir": f"/work/{next(numbers)}", "ttl_s": 120.0, **changes})
+        return SandboxSpec(**{"workdir": f"/task/{next(numbers)}", "ttl_s": 120.0, **changes})
 
     async def run():
         await check(provider, make)

@@ -11,11 +11,9 @@ import pytest
 
 from inspan_core.errors import InstallError, UnsupportedTarget
 from inspan_core.harness import RuntimeKey
-from inspan_core.sandbox import SandboxSpec
 from inspan_runtime.install import SandboxInstaller
 from inspan_runtime.install_cache import RuntimeCache
 from inspan_runtime.install_unpacker import MARKER
-from inspan_runtime.providers.local import LocalProvider
 
 pytestmark = pytest.mark.anyio
 
@@ -29,12 +27,8 @@ def anyio_backend(request):
 
 
 @pytest.fixture
-async def sandbox(tmp_path):
-    provider = LocalProvider({"runtime_dir": str(tmp_path / "run")})
-    made = await provider.create(SandboxSpec(workdir=str(tmp_path / "work"), ttl_s=120.0), key="k")
-    yield made
-    await made.stop()
-    await provider.aclose()
+def sandbox(local_sandbox):
+    return local_sandbox
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from inspan_core import HarnessSpec, SandboxSpec, hookimpl, load_plugins
+from inspan_core import SandboxSpec, hookimpl, load_plugins
 from inspan_core.findings import Cookie
 from inspan_core.harness import RuntimeKey
 from inspan_core.session import Settings
@@ -18,6 +18,7 @@ from inspan_runtime.install_cache import RuntimeCache
 from inspan_runtime.install_shared import SHARED_PATH
 from inspan_runtime.providers.bubblewrap import BubblewrapProvider
 from inspan_runtime.service import AgentService, ServiceSettings
+from inspan_runtime.testing.seed_only import SeedOnly
 
 pytestmark = [pytest.mark.anyio, pytest.mark.sandbox]
 KEY = RuntimeKey(harness="tiny", version="1", os="linux", arch="x86_64", libc="glibc")
@@ -29,18 +30,12 @@ def anyio_backend():
     return "asyncio"
 
 
-class Tiny:
+class Tiny(SeedOnly):
     """A harness whose runtime is one script."""
 
     def __init__(self):
+        super().__init__("tiny")
         self.prefixes = []
-
-    @hookimpl
-    def inspan_harness(self):
-        fields = {"input": "applied", "metadata": "applied"}
-        return HarnessSpec(
-            name="tiny", version="1", model_api="chat_completions", level=2, request_fields=fields
-        )
 
     @hookimpl
     async def inspan_install(self, context):
@@ -56,18 +51,6 @@ class Tiny:
             prefix = await installer.publish(KEY, archive, health=HEALTH, expect="tiny")
         self.prefixes.append(prefix)
         return {"prefix": prefix}
-
-    @hookimpl
-    async def inspan_stage(self, context):
-        raise AssertionError("never activated")
-
-    @hookimpl
-    async def inspan_collect(self, context):
-        raise AssertionError("never activated")
-
-    @hookimpl
-    def inspan_parse(self, run):
-        raise AssertionError("never activated")
 
 
 @pytest.fixture

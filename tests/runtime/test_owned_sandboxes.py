@@ -11,7 +11,7 @@ import anyio
 import pytest
 from attrs import evolve
 
-from inspan_core import HarnessSpec, SandboxSpec, hookimpl, load_plugins
+from inspan_core import SandboxSpec, hookimpl, load_plugins
 from inspan_core.errors import SandboxCreateError, SandboxGone, SandboxTransportError
 from inspan_core.findings import Cookie
 from inspan_core.session import Phase, Settings
@@ -22,6 +22,7 @@ from inspan_runtime.journal import JournalError
 from inspan_runtime.journal_sqlite import SqliteJournal
 from inspan_runtime.providers.builtin import inspan_sandbox_providers
 from inspan_runtime.service import AgentService, ServiceSettings
+from inspan_runtime.testing.seed_only import SeedOnly
 
 pytestmark = pytest.mark.anyio
 EPISODE = EpisodeId(rollout_id="r")
@@ -32,35 +33,13 @@ def anyio_backend():
     return "asyncio"
 
 
-class NothingToInstall:
-    """A harness plugin that is ready at once and is never run."""
-
-    @hookimpl
-    def inspan_harness(self):
-        return HarnessSpec(
-            name="still",
-            version="1",
-            model_api="chat_completions",
-            level=2,
-            request_fields={"input": "applied", "metadata": "applied"},
-        )
+class NothingToInstall(SeedOnly):
+    """A harness plugin that is ready at once."""
 
     @hookimpl
     async def inspan_install(self, context):
         await context.upload_text("kept.txt", "a file of the session")
         return {"folder": context.session_dir}
-
-    @hookimpl
-    async def inspan_stage(self, context):
-        raise AssertionError("never activated")
-
-    @hookimpl
-    async def inspan_collect(self, context):
-        raise AssertionError("never activated")
-
-    @hookimpl
-    def inspan_parse(self, run):
-        raise AssertionError("never activated")
 
 
 class Watched:
@@ -99,7 +78,7 @@ class Watched:
 def service_over(provider, tmp_path, *, plugin=None, journal=None, **times):
     spec = SandboxSpec(workdir=str(tmp_path / "work"))
     return AgentService(
-        load_plugins(extra=[plugin or NothingToInstall()], entry_points=False).harness("still"),
+        load_plugins(extra=[plugin or NothingToInstall()], entry_points=False).harness("seed-only"),
         {"box": lambda: provider},
         ServiceSettings(
             model_base_url="http://127.0.0.1:9",
@@ -154,15 +133,12 @@ async def test_what_is_refused_for_an_unknown_id_leaves_no_record(tmp_path, cook
         assert service.phases == {}
 
 
-class Stubborn(NothingToInstall):
+class Stubborn(SeedOnly):
     """Its first installation ends when it likes to, whoever has been told that it is over."""
 
     def __init__(self):
+        super().__init__()
         self.begun, self.may_end = anyio.Event(), anyio.Event()
-
-    @hookimpl
-    def inspan_harness(self):
-        return super().inspan_harness()
 
     @hookimpl
     async def inspan_install(self, context):

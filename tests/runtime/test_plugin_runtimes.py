@@ -9,11 +9,9 @@ import pytest
 
 from inspan_codex import runtime as codex
 from inspan_core.errors import InstallError, UnsupportedTarget
-from inspan_core.sandbox import SandboxSpec
 from inspan_pi import runtime as pi
 from inspan_runtime.install import SandboxInstaller
 from inspan_runtime.install_cache import RuntimeCache
-from inspan_runtime.providers.local import LocalProvider
 
 pytestmark = pytest.mark.anyio
 
@@ -26,12 +24,8 @@ def anyio_backend():
 
 
 @pytest.fixture
-async def sandbox(tmp_path):
-    provider = LocalProvider({"runtime_dir": str(tmp_path / "run")})
-    made = await provider.create(SandboxSpec(workdir=str(tmp_path / "work"), ttl_s=120.0), key="k")
-    yield made
-    await made.stop()
-    await provider.aclose()
+def sandbox(local_sandbox):
+    return local_sandbox
 
 
 @pytest.fixture

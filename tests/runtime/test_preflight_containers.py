@@ -24,7 +24,6 @@ from inspan_core.wire import (
 )
 from inspan_runtime.install_cache import RuntimeCache
 from inspan_runtime.preflight import Wanted, judged, preflight, require
-from inspan_runtime.providers.docker.provider import DockerProvider
 from inspan_runtime.service import AgentService, ServiceSettings
 from inspan_runtime.testing.private_engine import EMPTY, IMAGE, busybox_tree
 from inspan_runtime.testing.sandbox_check_support import opened
@@ -43,12 +42,8 @@ def anyio_backend():
 
 
 @pytest.fixture
-def make_provider(docker_engine, tmp_path, mounted_interpreters):
-    def make(**options):
-        places = {"runtime_dir": str(tmp_path / "run"), "cache_dir": mounted_interpreters}
-        return DockerProvider({"engine_options": list(docker_engine.options), **places, **options})
-
-    yield make
+def make_provider(docker_engine, docker_provider):
+    yield partial(docker_provider, docker_engine)
     docker_engine.remove_all()
 
 

@@ -69,7 +69,7 @@ def make_spec(provider, tmp_path):
 
     def make(**changes):
         below = tmp_path if isinstance(provider, LocalProvider) else "/task folder"
-        return SandboxSpec(**{"workdir": f"{below}/work/{next(numbers)}", "ttl_s": 120.0, **changes})
+        return SandboxSpec(**{"workdir": f"{below}/tasks/{next(numbers)}", "ttl_s": 120.0, **changes})
 
     return make
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -40,22 +41,9 @@ def anyio_backend():
 
 
 @pytest.fixture
-def make_provider(docker_engine, tmp_path, mounted_interpreters):
-    def make(**options):
-        return DockerProvider(
-            {
-                "engine_options": list(docker_engine.options),
-                "image": IMAGE,
-                "runtime_dir": str(tmp_path / "run"),
-                "cache_dir": mounted_interpreters,
-                **options,
-            }
-        )
-
-    yield make
-    left = docker_engine.names()
-    docker_engine.remove_all()  # The next test is told about its own only.
-    assert left == [], "a container was left"
+def make_provider(docker_engine, docker_provider):
+    yield partial(docker_provider, docker_engine, image=IMAGE)
+    docker_engine.remove_all()
 
 
 def inspected(engine, container):

@@ -11,7 +11,6 @@ import pytest
 
 from inspan_core.errors import ExecTimeout, SandboxConnectError, SandboxError, SandboxGone, UsageError
 from inspan_core.sandbox import MeteredSandbox, SandboxSpec
-from inspan_runtime.providers.docker.provider import DockerProvider
 from inspan_runtime.providers.state_folder import is_held
 from inspan_runtime.testing.sandbox_check_support import becomes_true, opened, out
 
@@ -25,19 +24,8 @@ def anyio_backend():
 
 
 @pytest.fixture
-def make_provider(docker_engine, tmp_path, mounted_interpreters):
-    def make(**options):
-        return DockerProvider(
-            {
-                "engine_options": list(docker_engine.options),
-                "image": "inspan-busybox",
-                "runtime_dir": str(tmp_path / "run"),
-                "cache_dir": mounted_interpreters,
-                **options,
-            }
-        )
-
-    yield make
+def make_provider(docker_engine, docker_provider):
+    yield partial(docker_provider, docker_engine, image="inspan-busybox")
     docker_engine.remove_all()
 
 

@@ -7,7 +7,6 @@ import pytest
 
 from inspan_core.errors import SandboxTransportError
 from inspan_core.sandbox import SandboxSpec
-from inspan_runtime.providers.docker.provider import DockerProvider
 from inspan_runtime.testing.sandbox_check_support import out
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker, pytest.mark.timeout(240)]
@@ -20,17 +19,8 @@ def anyio_backend():
 
 
 @pytest.fixture
-def make_provider(any_engine, tmp_path, mounted_interpreters):
-    def make(**options):
-        given = {
-            "engine": any_engine.name,
-            "engine_options": list(any_engine.options),
-            "image": "inspan-busybox",
-        }
-        places = {"runtime_dir": str(tmp_path / "run"), "cache_dir": mounted_interpreters}
-        return DockerProvider({**given, **places, **options})
-
-    return make
+def make_provider(any_engine, docker_provider):
+    return partial(docker_provider, any_engine, image="inspan-busybox")
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from inspan_runtime.testing.sandbox_checks import checks_for, needs_of
 folder, wanted = sys.argv[1], json.loads(sys.argv[2])
 numbers = itertools.count()
 def make_spec(**changes):
-    return SandboxSpec(**{"workdir": f"/task/work/{next(numbers)}", "ttl_s": 120.0, **changes})
+    return SandboxSpec(**{"workdir": f"/task/{next(numbers)}", "ttl_s": 120.0, **changes})
 async def main():
     provider = BubblewrapProvider({"runtime_dir": folder + "/run"})
     failed, passed = {}, []

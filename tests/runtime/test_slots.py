@@ -21,12 +21,19 @@ async def until(condition):
             await anyio.lowlevel.checkpoint()
 
 
-async def test_slots_are_given_out_in_the_order_of_asking_and_never_more_than_there_are():
-    pool, got = SlotPool(2), []
+def takers(count):
+    """A pool, who has got a slot of it, and how one asks for it."""
+    pool, got = SlotPool(count), []
 
     async def take(name):
         await pool.take(name)
         got.append(name)
+
+    return pool, got, take
+
+
+async def test_slots_are_given_out_in_the_order_of_asking_and_never_more_than_there_are():
+    pool, got, take = takers(2)
 
     async with anyio.create_task_group() as group:
         for name in "abcde":
@@ -45,11 +52,7 @@ async def test_slots_are_given_out_in_the_order_of_asking_and_never_more_than_th
 
 
 async def test_one_that_waits_and_leaves_takes_no_slot_with_it():
-    pool, got = SlotPool(1), []
-
-    async def take(name):
-        await pool.take(name)
-        got.append(name)
+    pool, got, take = takers(1)
 
     async with anyio.create_task_group() as group:
         await pool.take("first")
@@ -66,11 +69,7 @@ async def test_one_that_waits_and_leaves_takes_no_slot_with_it():
 
 
 async def test_a_slot_that_is_given_to_one_that_has_just_left_goes_to_the_next():
-    pool, got = SlotPool(1), []
-
-    async def take(name):
-        await pool.take(name)
-        got.append(name)
+    pool, got, take = takers(1)
 
     async with anyio.create_task_group() as group:
         await pool.take("first")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import signal
@@ -339,3 +340,19 @@ def wait_for():
 @pytest.fixture
 def read_json():
     return lambda text: [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+@pytest.fixture
+def certificate(tmp_path):
+    """A key and a certificate of our own for 127.0.0.1, in files of the test's."""
+    folder = tmp_path / "tls"
+    folder.mkdir()
+    key, cert = folder / "key.pem", folder / "cert.pem"
+    subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    days = str((datetime.date(2100, 1, 1) - datetime.date.today()).days)
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", days, *subject,
+         "-keyout", str(key), "-out", str(cert)],
+        check=True, capture_output=True, timeout=60,
+    )  # fmt: skip
+    return key, cert

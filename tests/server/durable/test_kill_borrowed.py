@@ -15,7 +15,7 @@ RECORDS = [
     "Disconnected",
 ]  # fmt: skip
 QUICK = {("SandboxReady", "after"), ("ExecReturned", "after"), ("FilesRemoved", "before")}
-FIND = "find / -xdev -newer /work/mark -not -path '/proc/*' -not -type d 2>/dev/null; ls -A /tmp /work"
+FIND = "find / -xdev -newer /task/mark -not -path '/proc/*' -not -type d 2>/dev/null; ls -A /tmp /task"
 EITHER = {"ExecReturned", "ExecReleased"}
 
 
@@ -31,14 +31,14 @@ class Theirs:
 
     async def make(self):
         counts = Mount(source=str(self.world.folder / "counts"), target="/counts", read_only=False)
-        spec = SandboxSpec(workdir="/work", mounts=(counts,), ttl_s=300.0)
+        spec = SandboxSpec(workdir="/task", mounts=(counts,), ttl_s=300.0)
         made = await self.provider().create(spec, key="theirs")
-        await made.exec(["touch", "/work/mark"], timeout_s=20)
+        await made.exec(["touch", "/task/mark"], timeout_s=20)
         return dict(made.descriptor)
 
     def access(self):
         connection = {"kind": "direct", "provider_config_ref": "box", "descriptor": self.descriptor}
-        return {"connection": connection, "workdir": "/work"}
+        return {"connection": connection, "workdir": "/task"}
 
     async def ask(self, command):
         sandbox = await self.provider().connect(self.descriptor)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import socket
 import ssl
@@ -74,21 +73,8 @@ def test_headers_that_come_slowly_hold_a_connection_for_a_bounded_time_only(worl
     raise AssertionError("the connection is still open after 90 s")
 
 
-def certificate(folder):
-    """A certificate of our own for 127.0.0.1."""
-    key, cert = folder / "key.pem", folder / "cert.pem"
-    subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
-    days = str((datetime.date(2100, 1, 1) - datetime.date.today()).days)
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", days, *subject,
-         "-keyout", str(key), "-out", str(cert)],
-        check=True, capture_output=True, timeout=60,
-    )  # fmt: skip
-    return key, cert
-
-
-def test_tls_is_served_and_a_wrong_key_is_wrong_usage(worlds, tmp_path, bodies):
-    key, cert = certificate(tmp_path)
+def test_tls_is_served_and_a_wrong_key_is_wrong_usage(worlds, tmp_path, bodies, certificate):
+    key, cert = certificate
     world = worlds(
         kind="local",
         sandbox_config={"workdir": str(tmp_path / "work")},

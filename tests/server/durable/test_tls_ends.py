@@ -1,30 +1,14 @@
 """Clients by TLS that keep their connections: the server's end waits for none of them, and tells of none."""
 
-import datetime
 import signal
 import socket
 import ssl
-import subprocess
 
 import pytest
 
 pytestmark = [pytest.mark.timeout(120)]
 END_S = 20.0
 """Far below the half minute that a TLS connection may take to end when its client does not answer."""
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tls")
-    key, cert = folder / "key.pem", folder / "cert.pem"
-    subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
-    days = str((datetime.date(2100, 1, 1) - datetime.date.today()).days)
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", days, *subject,
-         "-keyout", str(key), "-out", str(cert)],
-        check=True, capture_output=True, timeout=60,
-    )  # fmt: skip
-    return key, cert
 
 
 @pytest.fixture
