@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sqlite3
 import struct
+import subprocess
+import sys
 from contextlib import closing
 
 import pytest
@@ -129,6 +132,38 @@ def test_a_log_that_is_missing_is_not_made_anew(killed):
         with pytest.raises(JournalError, match=r"sessions\.log is missing or empty, but what belongs to it"):
             SqliteJournal(killed)
     (killed / LOG_FILE).write_bytes(log)
+    assert waiters(killed) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("is_emptied", [False, True])
+def test_an_older_log_that_was_put_back_is_refused(killed, is_emptied):
+    older = (killed / LOG_FILE).read_bytes()
+    with closing(SqliteJournal(killed)) as journal:
+        journal.append("s", ClientGone(at=1.0, waiter=4))
+        journal._take_over()
+        if not is_emptied:
+            journal.append("s", ClientGone(at=1.0, waiter=5))
+    newer = (killed / LOG_FILE).read_bytes()
+    (killed / LOG_FILE).write_bytes(older)
+    refused(killed, "is older than the database")
+    (killed / LOG_FILE).write_bytes(newer)
+    assert waiters(killed) == [0, 1, 2, 3, 4] + ([] if is_emptied else [5])
+
+
+DIES_IN = """
+import os, pathlib, signal, sys
+from inspan_runtime.journal_sqlite import SqliteJournal
+setattr(os, sys.argv[2], lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+SqliteJournal(pathlib.Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("call", ["ftruncate", "pwrite"])
+def test_a_server_killed_while_it_begins_its_log_leaves_one_that_is_read(killed, call):
+    # The last record is there, and not its number: it counts, as nobody was told that it does not.
+    change(killed / LOG_FILE, 64, struct.pack("<Q", 3))
+    died = subprocess.run([sys.executable, "-c", DIES_IN, str(killed), call], timeout=60)
+    assert died.returncode == -signal.SIGKILL
     assert waiters(killed) == [0, 1, 2, 3]
 
 

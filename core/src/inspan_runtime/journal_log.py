@@ -74,8 +74,9 @@ class LogFile:
         self._fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
         self._is_whole = True
         try:
-            os.ftruncate(self._fd, HEADER_BYTES)
+            # In this order: a log that ends before `last`, and does not say so, is taken for an older one.
             _write_all(self._fd, _header(last, is_synced), 0)
+            os.ftruncate(self._fd, HEADER_BYTES)
         except BaseException:
             os.close(self._fd)
             raise

@@ -26,12 +26,20 @@ def records_to_take(found: FoundLog, taken: int, path: Path, database: Path) -> 
         database: Its path.
 
     Raises:
-        JournalError: Acknowledged records are missing or broken; names the file and the place.
+        JournalError: Acknowledged records are missing or broken, or the log is older than the database;
+            names the file and the place.
     """
     fresh = [record for record in found.records if record.number > taken]
     last = fresh[-1].number if fresh else taken
+    written = max(found.acknowledged, found.records[-1].number if found.records else 0)
     problem = None
-    if fresh and fresh[0].number != taken + 1:
+    if written < taken and found.is_of_this_boot:
+        # Only what stands in the log is taken over; but a machine that went down may lose the log's own note.
+        problem = (
+            f"{database} ends with record {taken}, and {path} with record {written}: it is older than the "
+            f"database, and what was written after it is missing"
+        )
+    elif fresh and fresh[0].number != taken + 1:
         problem = (
             f"{database} ends with record {taken}, and {path} begins with record {fresh[0].number}: what was "
             f"written to the former last, in its -wal file, is missing"
