@@ -136,7 +136,9 @@ def play(world, number, wait_for, kill_from):
         assert processes_of(world, left) == {}
         assert not left & folders(world)
         written = beats(world, left)
-        assert httpx.get(f"{world.url}/readyz", timeout=60).status_code == 200
+        wait_for(
+            lambda: httpx.get(f"{world.url}/readyz", timeout=60).status_code == 200, "the session's sandbox"
+        )
         go.touch()
         answers = calls.all_answers()
         assert [answer.status_code for answer in answers] == [200] * AT_ONCE, answers[0].text
