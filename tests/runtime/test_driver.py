@@ -7,6 +7,7 @@ import pytest
 
 from inspan_core.effects import (
     ORDER_TYPES,
+    AwaitReceipt,
     CancelPending,
     Install,
     Launch,
@@ -154,4 +155,23 @@ async def test_the_window_ends_and_the_record_is_new_again():
         first, again = await close(driver), await close(driver)
         assert first.body == again.body
         await until(lambda: driver.session.phase is Phase.NEW)
+        group.cancel_scope.cancel()
+
+
+async def test_however_many_ask_for_one_run_it_is_waited_for_once():
+    world, statuses = World(AwaitReceipt), []
+    async with anyio.create_task_group() as group:
+        driver = SessionDriver(Session(name="s"), world, spawn=group.start_soon)
+        await seed(driver)
+
+        async def one():
+            statuses.append((await activate(driver)).status)
+
+        for _ in range(500):
+            group.start_soon(one)
+        await until(lambda: "AwaitReceipt" in world.orders and len(driver.session.activation_waiters) == 500)
+        world.let_go(AwaitReceipt)
+        await until(lambda: len(statuses) == 500)
+        assert set(statuses) == {200}
+        assert [world.orders.count(order) for order in ("Launch", "AwaitReceipt", "Collect")] == [1, 1, 1]
         group.cancel_scope.cancel()

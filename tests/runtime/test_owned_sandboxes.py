@@ -124,6 +124,41 @@ async def test_a_creation_that_the_provider_undid_needs_no_stop(tmp_path):
     await inner.aclose()
 
 
+class NeverReady(Watched):
+    """Its first sandbox is up, and never becomes ready."""
+
+    async def create(self, spec, *, key, timeout_s=60.0):
+        sandbox = await super().create(spec, key=key, timeout_s=timeout_s)
+        if len(self.created) == 1:
+            await anyio.sleep_forever()
+        return sandbox
+
+
+async def test_a_sandbox_that_never_becomes_ready_fails_its_own_session_and_is_removed(tmp_path):
+    inner = inspan_sandbox_providers()["local"]({"runtime_dir": str(tmp_path / "run")})
+    provider, answers = NeverReady(inner, []), []
+    other = evolve(SEED, agent_session_id="other", episode_id=EpisodeId(rollout_id="other"))
+    async with service_over(provider, tmp_path, create_timeout_s=5.0) as service:
+
+        async def seed():
+            answers.append(await service.seed(SEED, "d", Cookie.ABSENT))
+
+        with anyio.fail_after(30):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(seed)
+                await until(lambda: provider.created)
+                assert (await service.seed(other, "e", Cookie.ABSENT)).status == 200
+            assert answers[0].status == 503
+            assert answers[0].body["detail"] == "getting the sandbox took longer than its budget"
+            assert provider.stopped == provider.created[:1]
+            (left,) = await inner.list({})
+            assert left["sandbox_id"] == provider.descriptors[1]["sandbox_id"]
+            close = CloseRequest(agent_session_id="other", episode_id=other.episode_id)
+            assert (await service.close(close, Cookie.SAME)).status == 200
+        assert await inner.list({}) == []
+    await inner.aclose()
+
+
 @pytest.mark.parametrize("cookie", [Cookie.SAME, Cookie.OTHER, Cookie.MALFORMED])
 async def test_what_is_refused_for_an_unknown_id_leaves_no_record(tmp_path, cookie):
     async with service_over(Watched(inspan_sandbox_providers()["local"]({}), []), tmp_path) as service:

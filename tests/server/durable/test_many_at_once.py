@@ -71,6 +71,8 @@ class Box:
     async def stop(self):
         if self.shelf.failing_stops:
             self.shelf.failing_stops -= 1
+            if self.shelf.stops_hang:
+                await anyio.sleep_forever()
             raise SandboxTransportError("the stop was not confirmed")
         self.shelf.boxes.pop(self.sandbox_id, None)
 
@@ -82,6 +84,7 @@ class Shelf:
 
     def __init__(self):
         self.made, self.slow, self.failing_stops, self.gate = [], set(), 0, anyio.Event()
+        self.stops_hang = False
         self.boxes, self.hanging, self.mixed, self._facts = {}, set(), [], {}
 
     def facts(self, argv):
@@ -297,13 +300,14 @@ async def test_a_creation_that_hangs_is_nobody_elses(app, shelf, bodies):
             shelf.gate.set()
 
 
-async def test_a_failing_teardown_never_replaces_a_finished_result(app, shelf, bodies):
+@pytest.mark.parametrize("hangs", [False, True], ids=["fails", "hangs"])
+async def test_a_failing_teardown_never_replaces_a_finished_result(app, shelf, bodies, hangs):
     """The result comes first and is kept; the release is apart, and tried again."""
     async with served(app(), graceful_timeout_s=1) as url, httpx.AsyncClient(timeout=30) as http:
         await http.post(f"{url}/v1/agent_sessions", json=bodies.seed("s", "r1"))
         path = f"{url}/ng-rollout/r1/v1/responses"
         first = await http.post(path, json={"input": "once"})
-        shelf.failing_stops = 1
+        shelf.failing_stops, shelf.stops_hang = 1, hangs
         failed = await http.post(f"{url}/v1/agent_sessions/close", json=bodies.close("s", "r1"))
         assert (first.status_code, failed.status_code) == (200, 503)
         closed = await http.post(f"{url}/v1/agent_sessions/close", json=bodies.close("s", "r1"))
