@@ -61,9 +61,11 @@ class World:
         self.folder, self.model, self.then = folder, model, list(then)
         self.at_death = None
         self.kills = 0
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        # Held to the end, also while no server listens: nobody else is given it.
+        self.held = socket.socket()
+        self.held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.held.bind(("127.0.0.1", 0))
+        self.port = self.held.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.config = folder / "agent.yaml"
         self.config.write_text(yaml.safe_dump(config))
@@ -296,6 +298,7 @@ def worlds(tmp_path, model):
         # A server that was killed left its sandboxes to the next one: here nobody comes.
         anyio.run(stop_all, world)
         until(partial(nothing_runs, world), "the end of all processes of sandboxes")
+        world.held.close()
 
 
 def nothing_runs(world):
