@@ -6,6 +6,7 @@ import anyio
 import pytest
 
 from inspan_runtime.slots import SlotPool
+from inspan_runtime.testing.played_world import until
 
 pytestmark = pytest.mark.anyio
 
@@ -13,12 +14,6 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture(params=["asyncio", "trio"])
 def anyio_backend(request):
     return request.param
-
-
-async def until(condition):
-    with anyio.fail_after(10):
-        while not condition():
-            await anyio.lowlevel.checkpoint()
 
 
 def takers(count):

@@ -109,7 +109,10 @@ class World:
     def end(self, number=signal.SIGTERM):
         if self.server.poll() is None:
             self.server.send_signal(number)
-            self.server.wait(60)
+            try:
+                self.server.wait(60)
+            finally:
+                self.kill()  # One that does not end is not left to the tests that follow.
         return self.server.returncode
 
     # --- the client ---
@@ -294,11 +297,11 @@ def worlds(tmp_path, model):
 
     yield start
     for world in made:
-        world.end(signal.SIGINT)
-        # A server that was killed left its sandboxes to the next one: here nobody comes.
-        anyio.run(stop_all, world)
-        until(partial(nothing_runs, world), "the end of all processes of sandboxes")
-        world.held.close()
+        with world.held:
+            world.end(signal.SIGINT)
+            # A server that was killed left its sandboxes to the next one: here nobody comes.
+            anyio.run(stop_all, world)
+            until(partial(nothing_runs, world), "the end of all processes of sandboxes")
 
 
 def nothing_runs(world):
