@@ -145,7 +145,7 @@ def test_an_older_log_that_was_put_back_is_refused(killed, is_emptied):
             journal.append("s", ClientGone(at=1.0, waiter=5))
     newer = (killed / LOG_FILE).read_bytes()
     (killed / LOG_FILE).write_bytes(older)
-    refused(killed, "is older than the database")
+    refused(killed, "the log is older than the database")
     (killed / LOG_FILE).write_bytes(newer)
     assert waiters(killed) == [0, 1, 2, 3, 4] + ([] if is_emptied else [5])
 

@@ -36,8 +36,8 @@ def records_to_take(found: FoundLog, taken: int, path: Path, database: Path) -> 
     if written < taken and found.is_of_this_boot:
         # Only what stands in the log is taken over; but a machine that went down may lose the log's own note.
         problem = (
-            f"{database} ends with record {taken}, and {path} with record {written}: it is older than the "
-            f"database, and what was written after it is missing"
+            f"{database} ends with record {taken}, and {path} with record {written}: the log is older than "
+            f"the database; put the newer one back, or move the folder away"
         )
     elif fresh and fresh[0].number != taken + 1:
         problem = (

@@ -303,7 +303,8 @@ async def test_a_creation_that_hangs_is_nobody_elses(app, shelf, bodies):
 @pytest.mark.parametrize("hangs", [False, True], ids=["fails", "hangs"])
 async def test_a_failing_teardown_never_replaces_a_finished_result(app, shelf, bodies, hangs):
     """The result comes first and is kept; the release is apart, and tried again."""
-    async with served(app(), graceful_timeout_s=1, shutdown_timeout_s=10) as url, httpx.AsyncClient(timeout=30) as http:
+    ends = {"graceful_timeout_s": 1, "shutdown_timeout_s": 10}
+    async with served(app(), **ends) as url, httpx.AsyncClient(timeout=30) as http:
         await http.post(f"{url}/v1/agent_sessions", json=bodies.seed("s", "r1"))
         path = f"{url}/ng-rollout/r1/v1/responses"
         first = await http.post(path, json={"input": "once"})
